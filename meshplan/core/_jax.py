@@ -1,0 +1,82 @@
+"""The only file that knows jax versions and jax's private names.
+
+Everything here is a thin reader: jaxprs differ between jax 0.10 and 0.12 (closed jaxprs
+became plain ones with constants inside; `scan` describes its operands by `ft_in` instead
+of `num_consts` and `num_carry`), the rest of meshplan sees one form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax._src import core as _core
+from jax._src import source_info_util as _source_info
+from jax.extend import core as jex
+
+Literal = jex.Literal
+Var = jex.Var
+ClosedJaxpr = jex.ClosedJaxpr
+
+# call-like primitives whose body runs exactly once, in place
+INLINE_CALLS = {
+    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_lin": "call_jaxpr",
+}
+REMAT_CALLS = frozenset({"remat2", "checkpoint", "remat"})
+
+
+def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """(jaxpr with `constvars`, `invars`, `eqns`, `outvars`; values of its constants)."""
+    consts = getattr(jaxpr, "consts", ())
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    return inner, tuple(consts)
+
+
+def call_body(eqn: Any) -> Any | None:
+    """The body of an equation that only calls (jit, custom derivatives), else None."""
+    name = eqn.primitive.name
+    if name in INLINE_CALLS:
+        params = eqn.params
+        return params.get(INLINE_CALLS[name]) or params.get("call_jaxpr") or params.get("jaxpr")
+    return None
+
+
+def is_remat(eqn: Any) -> bool:
+    return eqn.primitive.name in REMAT_CALLS
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """(number of constants, number of carries) of a `scan` equation."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def source_line(eqn: Any) -> str:
+    """`file:line` of the user's code that made the equation, or ''."""
+    frame = _source_info.user_frame(eqn.source_info.traceback)
+    return f"{frame.file_name}:{frame.start_line}" if frame is not None else ""
+
+
+def name_stack(eqn: Any) -> str:
+    return str(eqn.source_info.name_stack)
+
+
+def user_name(eqn: Any) -> str | None:
+    """The text of a `jax.ad_checkpoint.checkpoint_name` equation, else None."""
+    if eqn.primitive.name == "name":
+        return str(eqn.params.get("name"))
+    return None
+
+
+def constraint_sharding(eqn: Any) -> Any | None:
+    """The sharding of a `with_sharding_constraint` equation, else None."""
+    return eqn.params.get("sharding") if eqn.primitive.name == "sharding_constraint" else None
+
+
+def in_trace() -> bool:
+    """Whether we are inside a jax transformation (jit, grad, vmap)."""
+    return not _core.trace_ctx.is_top_level()

@@ -1,0 +1,15 @@
+"""Seconds and bytes of strategies: compute, collectives, reshard paths, memory over time."""
+
+from meshplan.cost._model import Keep as Keep
+from meshplan.cost._model import MeshModel as MeshModel
+from meshplan.cost._model import Space as Space
+from meshplan.cost._predict import Chosen as Chosen
+from meshplan.cost._predict import Held as Held
+from meshplan.cost._predict import Prediction as Prediction
+from meshplan.cost._predict import describe as describe
+from meshplan.cost._problem import FORBIDDEN as FORBIDDEN
+from meshplan.cost._problem import Problem as Problem
+from meshplan.cost._problem import Solution as Solution
+from meshplan.cost._rates import Rates as Rates
+from meshplan.cost._reshard import Step as Step
+from meshplan.cost._reshard import reshard_path as reshard_path

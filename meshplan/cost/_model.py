@@ -1,0 +1,227 @@
+"""Every cost of a strategy graph over one mesh, class by class of tied nodes.
+
+`MeshModel` is what the search asks: the strategies of each class, what they cost, what moving
+a value between two classes costs, what is held in memory. `problem` turns it into arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from meshplan.core import MeshShape, Spec
+from meshplan.cost._liveness import Liveness, liveness
+from meshplan.cost._nodes import node_seconds
+from meshplan.cost._problem import FORBIDDEN, Floats, Problem
+from meshplan.cost._rates import Rates
+from meshplan.machine import Machine
+from meshplan.rules import Dims
+from meshplan.strategy import Choices, Edge, Graph, Node, Ties, enumerate_choices
+
+Index = npt.NDArray[np.int64]
+Keep = Callable[[int, Node, Choices], npt.NDArray[np.bool_]]
+SMALL_COPY = 1 << 20  # resharded copies below this many bytes are not worth a memory row's entry
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What is known before any mesh: the graph, its ties, when values live.
+
+    `held[node]`: values that take memory of their own there, with their dims; a result in a
+    donated argument's place takes none.
+    """
+
+    graph: Graph
+    ties: Ties
+    live: Liveness
+    held: tuple[dict[int, Dims], ...]
+
+    @classmethod
+    def of(cls, graph: Graph, ties: Ties) -> Space:
+        program = graph.program
+        aliased = {leaf.value for leaf in program.results if leaf.pair >= 0}
+        return cls(graph, ties, liveness(program), tuple(_held(graph, n, aliased) for n in graph.nodes))
+
+
+@dataclass(frozen=True, slots=True)
+class TiedEdge:
+    """Edges between two classes that look alike: the first of them, and all of them."""
+
+    source: int
+    target: int
+    first: Edge
+    members: tuple[Edge, ...]
+
+
+class MeshModel:
+    def __init__(self, space: Space, machine: Machine, mesh: MeshShape, keep: Keep | None = None) -> None:
+        self.space, self.machine, self.mesh = space, machine, mesh
+        self.rates = Rates(machine, mesh)
+        self.choices: list[Choices] = []
+        for c, node_index in enumerate(space.ties.first):
+            node = space.graph.nodes[node_index]
+            found = enumerate_choices(node, mesh)
+            if keep is not None:
+                found = found.take(keep(c, node, found))
+            self.choices.append(found)
+        self.edges = tie_edges(space)
+        self._specs: dict[tuple[Any, ...], tuple[list[Spec], Index]] = {}
+
+    def node(self, c: int) -> Node:
+        return self.space.graph.nodes[self.space.ties.first[c]]
+
+    # specs
+
+    def specs(self, c: int, dims: Dims, partial: tuple[int, ...] = ()) -> tuple[list[Spec], Index]:
+        key = (c, dims, partial)
+        if key not in self._specs:
+            self._specs[key] = self.choices[c].specs(dims, partial, self.node(c).kind == "sum")
+        return self._specs[key]
+
+    def source_specs(self, edge: TiedEdge) -> tuple[list[Spec], Index]:
+        node = self.space.graph.nodes[edge.first.source]
+        reduction = node.partial.get(edge.first.value)
+        return self.specs(edge.source, edge.first.have, reduction.factors if reduction else ())
+
+    def target_specs(self, edge: TiedEdge) -> tuple[list[Spec], Index]:
+        return self.specs(edge.target, edge.first.want)
+
+    def wire_bytes(self, edge: Edge) -> float:
+        """Bytes of the edge's whole value as the back end sends it."""
+        graph = self.space.graph
+        aval = graph.program.values[edge.value].aval
+        into_dot = bool(edge.uses) and all(graph.program.ops[o].primitive == "dot_general" for o, _ in edge.uses)
+        return aval.nbytes * self.rates.emission.bytes_factor(aval.dtype, into_dot)
+
+    # arrays
+
+    def node_costs(self) -> list[Floats]:
+        space = self.space
+        costs = []
+        for c, members in enumerate(space.ties.members):
+            seconds = node_seconds(space.graph.program, self.node(c), self.choices[c], self.rates)
+            costs.append(seconds * len(members))
+        for edge in self.edges:
+            if edge.source == edge.target:
+                costs[edge.source] = costs[edge.source] + np.diagonal(self.edge_table(edge))
+        return costs
+
+    def edge_table(self, edge: TiedEdge) -> Floats:
+        """(strategies of source, strategies of target) seconds per step of all members."""
+        (sources, i), (targets, j) = self.source_specs(edge), self.target_specs(edge)
+        if self.node(edge.source).free:
+            return np.zeros((len(i), len(j)))
+        small = self.rates.table(sources, targets, self.wire_bytes(edge.first))
+        small = np.where(small >= FORBIDDEN, FORBIDDEN, small * edge.first.count * len(edge.members))
+        return small[np.ix_(i, j)]
+
+    def copy_table(self, edge: TiedEdge) -> Floats | None:
+        """Local bytes of the resharded copy that one member of the edge makes, None where never worth counting."""
+        nbytes = self.space.graph.program.nbytes(edge.first.value)
+        if nbytes < SMALL_COPY or self.node(edge.source).free or edge.first.stored:
+            return None
+        (sources, i), (targets, j) = self.source_specs(edge), self.target_specs(edge)
+        local = np.array([nbytes / t.shards(self.mesh) for t in targets])
+        small = np.array([[0.0 if s == t else b for t, b in zip(targets, local, strict=True)] for s in sources])
+        return small[np.ix_(i, j)] if small.any() else None
+
+    def usage(self, c: int) -> Floats:
+        """(strategies,) local bytes of all that one member of the class holds, live together or not."""
+        program = self.space.graph.program
+        total = np.zeros(len(self.choices[c]))
+        for v, dims in self.space.held[self.space.ties.first[c]].items():
+            total += program.nbytes(v) / self.choices[c].shards(dims)
+        return total
+
+    def problem(self, rows: Sequence[int], limit: float) -> Problem:
+        """The arrays, with a memory row for each of the positions `rows` and `limit` bytes for all."""
+        pairs: dict[tuple[int, int], Floats] = {}
+        edge_usages, edge_rows, edge_weights = {}, {}, {}
+        for edge in self.edges:
+            if edge.source != edge.target:
+                key = (edge.source, edge.target)
+                table = self.edge_table(edge)
+                pairs[key] = pairs[key] + table if key in pairs else table
+        index = {key: k for k, key in enumerate(pairs)}
+        if rows:
+            copies = self._copy_rows(rows)
+            for key, (table, which, weights) in copies.items():
+                e = index[key]
+                edge_usages[e], edge_rows[e], edge_weights[e] = table, which, weights
+        usages, node_rows, weights = self._usage_rows(rows)
+        return Problem(
+            node_costs=tuple(self.node_costs()), edges=tuple(pairs), edge_costs=tuple(pairs.values()),
+            usages=tuple(usages), rows=tuple(node_rows), row_weights=tuple(weights),
+            limits=np.full(len(rows), float(limit)),
+            edge_usages=edge_usages, edge_rows=edge_rows, edge_row_weights=edge_weights,
+        )
+
+    def _usage_rows(self, rows: Sequence[int]) -> tuple[list[Floats], list[Index], list[Floats]]:
+        space, program = self.space, self.space.graph.program
+        usages, which, weights = [], [], []
+        for c, members in enumerate(space.ties.members):
+            whole = sum(program.nbytes(v) for v in space.held[members[0]])
+            live = np.zeros(len(rows))
+            for m in members:
+                for v in space.held[m]:
+                    first, last = space.live.span[v]
+                    live += [program.nbytes(v) if first <= r <= last else 0 for r in rows]
+            used = np.flatnonzero(live)
+            usages.append(self.usage(c))
+            which.append(used.astype(np.int64))
+            weights.append(live[used] / whole if whole else live[used])
+        return usages, which, weights
+
+    def _copy_rows(self, rows: Sequence[int]) -> Mapping[tuple[int, int], tuple[Floats, Index, Floats]]:
+        out: dict[tuple[int, int], tuple[Floats, Index, Floats]] = {}
+        for edge in self.edges:
+            key = (edge.source, edge.target)
+            if edge.source == edge.target or key in out:
+                continue  # one copy between two classes at a time: the largest comes first
+            table = self.copy_table(edge)
+            if table is None:
+                continue
+            live = np.zeros(len(rows))
+            for e in edge.members:
+                first, last = copy_span(e)
+                live += [first <= r <= last for r in rows]
+            used = np.flatnonzero(live)
+            if len(used):
+                out[key] = (table, used.astype(np.int64), live[used])
+        return out
+
+
+def tie_edges(space: Space) -> list[TiedEdge]:
+    """Edges of tied nodes gathered, in a fixed order, the largest values first."""
+    graph, class_of = space.graph, space.ties.class_of
+    found: dict[Any, list[Edge]] = {}
+    for e in graph.edges:
+        source = graph.nodes[e.source]
+        ordinal = list(source.values).index(e.value) if e.value in source.values else -1
+        key = (
+            class_of[e.source], class_of[e.target], ordinal, e.have, e.want, e.count, e.stored,
+            graph.program.values[e.value].aval,
+        )
+        found.setdefault(key, []).append(e)
+    edges = [TiedEdge(key[0], key[1], members[0], tuple(members)) for key, members in found.items()]
+    return sorted(edges, key=lambda t: -graph.program.nbytes(t.first.value))
+
+
+def copy_span(edge: Edge) -> tuple[int, int]:
+    """Positions between which the resharded copy of an edge is held."""
+    if not edge.uses:
+        return (-1, -2)
+    return min(o for o, _ in edge.uses), max(o for o, _ in edge.uses)
+
+
+def _held(graph: Graph, node: Node, aliased: set[int | None]) -> dict[int, Dims]:
+    held = {v: d for v, d in node.values.items() if v not in aliased and not node.free}
+    for i, dims in node.arguments.items():
+        value = graph.program.args[i].value
+        if value is not None:
+            held[value] = dims
+    return held

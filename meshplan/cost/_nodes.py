@@ -1,0 +1,78 @@
+"""Seconds of the computation of one node under each of its strategies: a roofline.
+
+A device works on its shard; what is replicated costs its full time on every device. A dot
+takes the longer of its arithmetic and its memory traffic, a chain of elementwise operations
+reads what enters it once and writes what leaves it. Sums inside a node are added as
+all-reduces of the local result.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshplan.cost._problem import Floats
+from meshplan.cost._rates import Rates
+from meshplan.program import Op, Program
+from meshplan.strategy import Choices, Node
+
+
+def node_seconds(program: Program, node: Node, choices: Choices, rates: Rates) -> Floats:
+    """(strategies,) seconds per step."""
+    total = np.zeros(len(choices))
+    if node.group is None or node.free:
+        return total
+    if node.kind == "chain":
+        total += _chain_seconds(program, node, choices, rates)
+    else:
+        for index in node.group.ops:
+            total += _op_seconds(program.ops[index], node, choices, rates)
+    for reduction in node.inner:
+        nbytes = program.nbytes(reduction.value) * rates.emission.bytes_factor(
+            program.values[reduction.value].aval.dtype
+        )
+        total += rates.all_reduce(choices.over(reduction.factors), nbytes / choices.shards(reduction.dims))
+    return total * node.count
+
+
+def _op_seconds(op: Op, node: Node, choices: Choices, rates: Rates) -> Floats:
+    assert node.group is not None
+    chip = rates.machine.chip
+    traffic = np.zeros(len(choices))
+    factors: set[int] = set()
+    for k, operand in enumerate(op.operands):
+        if operand is not None:
+            dims = node.group.operands[op.index, k]
+            factors.update(f for d in dims for f in d)
+            traffic += op.view.operands[k].nbytes / choices.shards(dims)
+    for v, aval in zip(op.results, op.view.results, strict=True):
+        dims = node.group.results[v]
+        factors.update(f for d in dims for f in d)
+        traffic += aval.nbytes / choices.shards(dims)
+    seconds = traffic / chip.memory_bytes_per_second
+    if op.rule.flops:
+        peak = chip.flops_for(op.view.operands[0].dtype)
+        seconds = np.maximum(seconds, op.rule.flops / choices.shards(factors) / peak)
+    return seconds + rates.kernel_seconds
+
+
+def _chain_seconds(program: Program, node: Node, choices: Choices, rates: Rates) -> Floats:
+    assert node.group is not None
+    traffic = np.zeros(len(choices))
+    inside = node.group.results
+    seen: set[int] = set()
+    for (op, k), dims in node.group.operands.items():
+        operand = program.ops[op].operands[k]
+        if operand is not None and operand not in inside and operand not in seen:
+            seen.add(operand)
+            traffic += program.nbytes(operand) / choices.shards(dims)
+    for v, dims in node.values.items():
+        traffic += program.nbytes(v) / choices.shards(dims)
+    return traffic / rates.machine.chip.memory_bytes_per_second + rates.kernel_seconds
+
+
+def op_flops(op: Op, node: Node, choices: Choices) -> Floats:
+    """(strategies,) FLOPs of one execution on one device."""
+    assert node.group is not None
+    factors = {f for k, v in enumerate(op.operands) if v is not None for d in node.group.operands[op.index, k] for f in d}
+    factors |= {f for v in op.results for d in node.group.results[v] for f in d}
+    return op.rule.flops / choices.shards(factors)

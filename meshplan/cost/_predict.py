@@ -1,0 +1,217 @@
+"""What a choice of strategies comes to: collectives, FLOPs, memory over time, seconds.
+
+The linear model of the solver prices edges one by one; here equal moves of one value are
+made once, as the compiled program makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.core import Collective, Spec
+from meshplan.cost._model import MeshModel, copy_span
+from meshplan.cost._nodes import node_seconds, op_flops
+from meshplan.cost._reshard import Step
+from meshplan.rules import Dims
+from meshplan.strategy import Choices, Edge, Node
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Something in memory: `nbytes` on each device from position `first` to `last`. `what` names it."""
+
+    what: str
+    nbytes: float
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Per device and step. `peak_bytes` counts arguments, results and temporaries; `at_peak` the largest."""
+
+    collectives: tuple[Collective, ...]
+    flops: float
+    compute_seconds: float
+    communication_seconds: float
+    argument_bytes: float
+    peak_bytes: float
+    peak_position: int
+    at_peak: tuple[Held, ...]
+
+    @property
+    def step_seconds(self) -> float:
+        return self.compute_seconds + self.communication_seconds
+
+
+class Chosen:
+    """A model together with one strategy for each class."""
+
+    def __init__(self, model: MeshModel, choice: Sequence[int]) -> None:
+        self.model, self.choice = model, tuple(choice)
+        self.graph = model.space.graph
+        self._one: dict[int, Choices] = {}
+        self._specs: dict[tuple[int, Dims, tuple[int, ...]], Spec] = {}
+
+    def choices(self, node: int) -> Choices:
+        """The chosen strategy alone."""
+        c = self.model.space.ties.class_of[node]
+        if c not in self._one:
+            self._one[c] = self.model.choices[c].take(np.array([self.choice[c]]))
+        return self._one[c]
+
+    def spec(self, node: int, dims: Dims, partial: tuple[int, ...] = ()) -> Spec:
+        c = self.model.space.ties.class_of[node]
+        key = (c, dims, partial)
+        if key not in self._specs:
+            unreduced = self.graph.nodes[node].kind == "sum"
+            self._specs[key] = self.choices(node).specs(dims, partial, unreduced)[0][0]
+        return self._specs[key]
+
+    def source_spec(self, edge: Edge) -> Spec:
+        reduction = self.graph.nodes[edge.source].partial.get(edge.value)
+        return self.spec(edge.source, edge.have, reduction.factors if reduction else ())
+
+    def target_spec(self, edge: Edge) -> Spec:
+        return self.spec(edge.target, edge.want)
+
+    def path(self, edge: Edge) -> tuple[Step, ...]:
+        if self.graph.nodes[edge.source].free:
+            return ()
+        return self.model.rates.path(self.source_spec(edge), self.target_spec(edge))
+
+    # collectives
+
+    def collectives(self) -> Iterator[tuple[Collective, float]]:
+        """Every collective with its seconds per step."""
+        for i, node in enumerate(self.graph.nodes):
+            if not node.free:
+                yield from self._reductions(i, node)
+        done: set[object] = set()
+        for edge in self.graph.edges:
+            yield from self._moves(edge, done)
+
+    def _reductions(self, i: int, node: Node) -> Iterator[tuple[Collective, float]]:
+        for r in node.inner:
+            over = self.choices(i).over(r.factors)[0]
+            axes = tuple(n for n, used in zip(self.model.mesh.names, over, strict=True) if used)
+            if axes:
+                local = self.graph.program.nbytes(r.value) / self.choices(i).shards(r.dims)[0]
+                yield self._collective("all-reduce", axes, local, node.count, r.value, r.op)
+
+    def _moves(self, edge: Edge, done: set[object]) -> Iterator[tuple[Collective, float]]:
+        target = self.graph.nodes[edge.target]
+        at = self.graph.program.values[edge.value].op
+        wire = self.model.wire_bytes(edge) / max(1, self.graph.program.nbytes(edge.value))
+        for step in self.path(edge):
+            kind = self.model.rates.emission.kind(step)
+            place = (edge.value, step.kind, step.axes, step.after, target.region, target.scope, edge.stored)
+            if kind is None or place in done:
+                continue
+            done.add(place)
+            local = self.graph.program.nbytes(edge.value) * step.fraction * wire
+            use = edge.uses[0][0] if edge.uses else at
+            reduces = kind in ("all-reduce", "reduce-scatter")
+            yield self._collective(kind, step.axes, local, edge.count, edge.value, at if reduces else use, wire=1.0)
+
+    def _collective(
+        self, kind: str, axes: tuple[str, ...], local: float, count: float, value: int, op: int, wire: float | None = None
+    ) -> tuple[Collective, float]:
+        program, rates = self.graph.program, self.model.rates
+        dtype = program.values[value].aval.dtype
+        nbytes = local * (rates.emission.bytes_factor(dtype) if wire is None else wire)
+        latency, per_byte = rates.collective(kind, axes)  # type: ignore[arg-type]
+        about = program.ops[op] if op >= 0 else None
+        found = Collective(
+            kind=kind, nbytes=round(nbytes), group_size=self.model.mesh.size(axes), count=count, axes=axes,  # type: ignore[arg-type]
+            dtype=rates.emission.dtype(dtype), source=about.source if about else "",
+            op_name=about.primitive if about else program.values[value].path,
+        )
+        return found, (latency + per_byte * nbytes) * count
+
+    # compute and memory
+
+    def flops(self) -> float:
+        total = 0.0
+        for i, node in enumerate(self.graph.nodes):
+            if node.group is not None:
+                for op in node.group.ops:
+                    rule = self.graph.program.ops[op].rule
+                    if rule.flops:
+                        total += op_flops(self.graph.program.ops[op], node, self.choices(i))[0] * node.count
+        return total
+
+    def compute_seconds(self) -> float:
+        """Computation alone, without the sums inside nodes."""
+        total = 0.0
+        for c, members in enumerate(self.model.space.ties.members):
+            node = self.model.node(c)
+            alone = self.choices(members[0])
+            seconds = node_seconds(self.graph.program, node, alone, self.model.rates)[0]
+            for r in node.inner:
+                over = alone.over(r.factors)
+                nbytes = self.graph.program.nbytes(r.value) / alone.shards(r.dims)
+                nbytes = nbytes * self.model.rates.emission.bytes_factor(self.graph.program.values[r.value].aval.dtype)
+                seconds -= self.model.rates.all_reduce(over, nbytes)[0] * node.count
+            total += seconds * len(members)
+        return total
+
+    def held(self) -> list[Held]:
+        """Everything that takes memory, with its time."""
+        space, program = self.model.space, self.graph.program
+        out = []
+        for i in range(len(self.graph.nodes)):
+            for v, dims in space.held[i].items():
+                nbytes = program.nbytes(v) / self.choices(i).shards(dims)[0]
+                out.append(Held(describe(program, v), nbytes, *space.live.span[v]))
+        copies: dict[object, Held] = {}
+        for edge in self.graph.edges:
+            if edge.stored or not edge.uses or self.graph.nodes[edge.source].free:
+                continue
+            source, target = self.source_spec(edge), self.target_spec(edge)
+            if source != target:
+                nbytes = program.nbytes(edge.value) / target.shards(self.model.mesh)
+                first, last = copy_span(edge)
+                node = self.graph.nodes[edge.target]
+                key = (edge.value, target, node.region, node.scope)
+                if key in copies:
+                    first, last = min(first, copies[key].first), max(last, copies[key].last)
+                copies[key] = Held(f"{describe(program, edge.value)} as {target}", nbytes, first, last)
+        return out + list(copies.values())
+
+    def memory(self) -> tuple[list[Held], np.ndarray]:
+        """(what is held, bytes at each position)."""
+        held = self.held()
+        change = np.zeros(self.model.space.live.end + 2)
+        for h in held:
+            change[h.first] += h.nbytes
+            change[h.last + 1] -= h.nbytes
+        return held, np.cumsum(change)
+
+    def predict(self) -> Prediction:
+        found = list(self.collectives())
+        held, usage = self.memory()
+        peak = int(np.argmax(usage))
+        live = sorted((h for h in held if h.first <= peak <= h.last), key=lambda h: -h.nbytes)
+        arguments = sum(
+            self.graph.program.args[i].aval.nbytes / self.choices(n).shards(self.graph.nodes[n].arguments[i])[0]
+            for i, n in self.graph.node_of_arg.items()
+        )
+        return Prediction(
+            collectives=tuple(c for c, _ in found), flops=self.flops(), compute_seconds=self.compute_seconds(),
+            communication_seconds=sum(s for _, s in found), argument_bytes=arguments, peak_bytes=float(usage[peak]),
+            peak_position=peak, at_peak=tuple(live[:12]),
+        )
+
+
+def describe(program: object, value: int) -> str:
+    """A value as a person would find it: argument path, or primitive, shape and source line."""
+    v = program.values[value]  # type: ignore[attr-defined]
+    shape = f"{v.aval.dtype}[{','.join(map(str, v.aval.shape))}]"
+    if v.op < 0:
+        return f"{v.path or 'constant'} {shape}"
+    op = program.ops[v.op]  # type: ignore[attr-defined]
+    return f"{op.primitive} {shape} {op.source}".strip()

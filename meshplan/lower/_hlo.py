@@ -1,0 +1,175 @@
+"""The collectives of a compiled module, counted as often as a step runs them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+
+from meshplan.core import Collective, CollectiveKind, MeshShape
+from meshplan.lower._hlo_cost import Tally, estimated_cycles, flops, tally, unknown_loops
+from meshplan.lower._hlo_groups import Groups, group_size, infer_axes, parse_groups, spanning_axes
+from meshplan.lower._hlo_parse import Computation, Instruction, Module, Shape, op_name, parse_module
+
+__all__ = [
+    "FoundCollective", "ModuleSummary", "collectives", "estimated_cycles", "find_collectives", "flops",
+    "group_size", "infer_axes", "parse_module", "spanning_axes", "summarise",
+]
+
+_KINDS: dict[str, CollectiveKind] = {
+    "all-reduce": "all-reduce", "all-gather": "all-gather", "reduce-scatter": "reduce-scatter",
+    "all-to-all": "all-to-all", "ragged-all-to-all": "all-to-all",
+    "collective-permute": "collective-permute", "collective-broadcast": "collective-permute",
+}
+_NOTES = {
+    "ragged-all-to-all": "ragged-all-to-all: bytes are its whole buffer, an upper bound",
+    "collective-broadcast": "collective-broadcast, counted as a collective-permute",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundCollective:
+    """A collective with what the module alone can tell of it.
+
+    `groups` are the devices that take part, by position in the mesh. `chain` is not '' where a
+    TPU module repeats the collective in several fusions; `starts` marks the fusion that begins it.
+    """
+
+    collective: Collective
+    groups: Groups
+    instruction: str
+    note: str = ""
+    chain: str = ""
+    starts: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleSummary:
+    """What one device does in a step. `flops` of dots and convolutions; `notes` in words."""
+
+    collectives: tuple[FoundCollective, ...]
+    flops: float
+    estimated_cycles: float | None
+    notes: tuple[str, ...]
+
+
+def summarise(text: str, mesh_shape: MeshShape | None = None) -> ModuleSummary:
+    """All sums of a module's text at once."""
+    module = parse_module(text)
+    found = find_collectives(module, mesh_shape)
+    loops = unknown_loops(module)
+    notes = [f"the loop at {place} has no known trip count and is counted once" for place in loops]
+    notes += dict.fromkeys(f.note for f in found if f.note)
+    return ModuleSummary(
+        collectives=found, flops=flops(module), estimated_cycles=estimated_cycles(module), notes=tuple(notes)
+    )
+
+
+def collectives(text: str | Module, mesh_shape: MeshShape | None = None) -> tuple[Collective, ...]:
+    """The collectives of an optimised module (`compiled.as_text()`), in the order of the schedule.
+
+    Bytes by the convention of `Collective.nbytes`. A combined collective (tuple of operands) is one, with the sum of
+    its bytes. With `mesh_shape` the axes are filled in where the groups are those of some axes. Groups of one
+    device are left out.
+    """
+    return tuple(f.collective for f in find_collectives(text, mesh_shape))
+
+
+def find_collectives(text: str | Module, mesh_shape: MeshShape | None = None) -> tuple[FoundCollective, ...]:
+    """As `collectives`, with the groups of devices."""
+    module = parse_module(text) if isinstance(text, str) else text
+
+    def leaf(i: Instruction, c: Computation) -> list[FoundCollective]:
+        found = _read(module, i, c)
+        return [found] if found is not None else []
+
+    counted = tally(module, leaf, lambda f: f.collective.nbytes, _once_per_chain)
+    return tuple(_counted(f, n, mesh_shape) for f, n in counted if n > 0)
+
+
+def _counted(found: FoundCollective, count: float, mesh_shape: MeshShape | None) -> FoundCollective:
+    axes = ()
+    if mesh_shape is not None:
+        axes = infer_axes(found.groups, mesh_shape) or ()
+        if not axes and found.collective.kind == "collective-permute":
+            axes = spanning_axes(found.groups, mesh_shape)
+    return dataclasses.replace(found, collective=dataclasses.replace(found.collective, count=count, axes=axes))
+
+
+def _read(module: Module, i: Instruction, c: Computation) -> FoundCollective | None:
+    opcode = i.opcode.removesuffix("-start")
+    if opcode not in _KINDS:
+        return None
+    groups = parse_groups(i.attributes, module.devices)
+    size = group_size(groups)
+    if size <= 1:
+        return None
+    kind = _KINDS[opcode]
+    if kind == "all-reduce" and _is_scattered(i, c):
+        kind = "reduce-scatter"
+    shapes = _buffers(i, c, opcode)
+    arrays = [a for s in shapes for a in s.arrays()]
+    named = _named(module, i, c)
+    return FoundCollective(
+        collective=Collective(
+            kind=kind, nbytes=sum(a.nbytes for a in arrays), group_size=size,
+            dtype=max(arrays, key=lambda a: a.nbytes).dtype if arrays else "",
+            source=module.source(named), op_name=op_name(named),
+        ),
+        groups=groups, instruction=i.name, note=_NOTES.get(opcode, ""),
+        chain=_chain(module, i, c), starts=any('"AsyncCollectiveStart"' in j.attributes for j in c.instructions),
+    )
+
+
+def _buffers(i: Instruction, c: Computation, opcode: str) -> tuple[Shape, ...]:
+    """The shapes whose bytes count: an all-gather's result, the operands of all others."""
+    if opcode == "all-gather":
+        return (i.shape.parts[1] if i.opcode.endswith("-start") else i.shape,)
+    operands = tuple(c.by_name[name].shape for name in i.operands if name in c.by_name)
+    if opcode == "ragged-all-to-all":
+        return (max(operands[:2], key=lambda s: s.nbytes),)
+    return operands
+
+
+def _is_scattered(i: Instruction, c: Computation) -> bool:
+    """Whether a fused all-reduce keeps only this device's slice: the TPU compiler's reduce-scatter."""
+    root = c.root
+    kept = [c.by_name[o] for o in root.operands] if root.opcode == "tuple" else [root]
+
+    def from_sum(slice_: Instruction) -> bool:
+        source = c.by_name.get(slice_.operands[0]) if slice_.operands else None
+        while source is not None and source.opcode in ("get-tuple-element", "bitcast"):
+            source = c.by_name.get(source.operands[0])
+        return slice_.opcode == "dynamic-slice" and source is i
+
+    return bool(kept) and all(from_sum(k) for k in kept)
+
+
+def _named(module: Module, i: Instruction, c: Computation) -> Instruction:
+    """The instruction that carries the metadata: itself, or the fusion that calls its computation."""
+    if "op_name=" in i.attributes or c.name not in module.fusions:
+        return i
+    return module.callers.get(c.name, i)
+
+
+def _chain(module: Module, i: Instruction, c: Computation) -> str:
+    """Key of a collective that asynchronous TPU fusions repeat, '' for one that stands alone."""
+    repeated = any('"AsyncCollective' in j.attributes for j in c.instructions)
+    repeated = repeated or "async_collective_fusion" in i.attributes or "async_collective_fusion" in c.name
+    channel = re.search(r"channel_id=(\d+)", i.attributes)
+    if c.name not in module.fusions or not repeated or not channel:
+        return ""
+    return f"{i.opcode} {channel.group(1)} {i.shape.nbytes}"
+
+
+def _once_per_chain(items: Tally[FoundCollective]) -> Tally[FoundCollective]:
+    """Of the repetitions of a chain keep those that begin it, or one where none does."""
+    begun = {f.chain for f, _ in items if f.starts}
+    kept: Tally[FoundCollective] = []
+    seen: set[str] = set()
+    for found, count in items:
+        if found.chain and (found.chain in seen if found.chain not in begun else not found.starts):
+            continue
+        seen.add(found.chain)
+        kept.append((dataclasses.replace(found, chain="", starts=False), count))
+    return kept

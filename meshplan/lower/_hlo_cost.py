@@ -1,0 +1,213 @@
+"""Sums over a compiled module: every instruction weighted by how often a step runs it.
+
+Loops count by `known_trip_count` or by the constant in their condition, fusions, calls and
+asynchronous wrappers are followed where they are called, and of a conditional's branches
+the dearest counts (which one runs is not known before it runs).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import numpy as np
+
+from meshplan.lower._hlo_parse import Array, Computation, Instruction, Module, parse_module
+
+T = TypeVar("T")
+Tally = list[tuple[T, float]]
+
+
+def tally(
+    module: Module,
+    leaf: Callable[[Instruction, Computation], Iterable[T]],
+    weight: Callable[[T], float],
+    settle: Callable[[Tally[T]], Tally[T]] = lambda items: items,
+) -> Tally[T]:
+    """What `leaf` finds in each instruction, with the number of times a step runs it.
+
+    `weight` ranks the branches of a conditional; `settle` sees the items of one run of each
+    computation that is not fused, before they are multiplied by the runs.
+    """
+    known: dict[str, Tally[T]] = {}
+
+    def visit(name: str) -> Tally[T]:
+        if name not in known:
+            computation = module.computations[name]
+            items = [pair for i in computation.instructions for pair in run(i, computation)]
+            known[name] = items if name in module.fusions else settle(items)
+        return known[name]
+
+    def run(i: Instruction, computation: Computation) -> Tally[T]:
+        items: Tally[T] = [(item, 1.0) for item in leaf(i, computation)]
+        if i.opcode == "while":
+            times = trip_count(module, i, computation) or 1
+            inner = [*visit(i.computations("body")[0]), *visit(i.computations("condition")[0])]
+            return items + [(item, n * times) for item, n in inner]
+        if i.opcode == "conditional":
+            branches = [visit(b) for key in _BRANCHES for b in i.computations(key)]
+            return items + max(branches, key=lambda b: sum(weight(t) * n for t, n in b), default=[])
+        for key in _CALLEES.get(i.opcode, ()):
+            for callee in i.computations(key):
+                items += visit(callee)
+        return items
+
+    return visit(module.entry)
+
+
+_BRANCHES = ("branch_computations", "true_computation", "false_computation")
+_CALLEES = {
+    "fusion": ("calls",), "call": ("to_apply",), "async-start": ("calls",), "custom-call": ("called_computations",),
+}
+
+
+def trip_count(module: Module, loop: Instruction, computation: Computation) -> int | None:
+    """Runs of a loop's body; None where neither the compiler nor a constant says."""
+    known = re.search(r'"known_trip_count":\{"n":"?(\d+)', loop.attributes)
+    if known:
+        return int(known.group(1))
+    condition = module.computations[loop.computations("condition")[0]]
+    test, scope = _unfused(module, condition.root, condition)
+    direction = re.search(r"direction=(\w+)", test.attributes)
+    if test.opcode != "compare" or not direction:
+        return None
+    sides = [_state_value(module, o, scope, condition, loop, computation) for o in test.operands]
+    start, limit = sides if direction.group(1) in ("LT", "LE", "NE") else sides[::-1]
+    if start is None or limit is None:
+        return None
+    return max(0, limit - start + (direction.group(1) in ("LE", "GE")))
+
+
+def _unfused(module: Module, i: Instruction, computation: Computation) -> tuple[Instruction, Computation]:
+    """The root inside nested fusions, and where it stands."""
+    while i.opcode == "fusion":
+        computation = module.computations[i.computations("calls")[0]]
+        i = computation.root
+    return i, computation
+
+
+def _state_value(
+    module: Module, name: str, scope: Computation, condition: Computation, loop: Instruction, outside: Computation
+) -> int | None:
+    """Value of a side of the test before the first run: a constant, or an element of the loop's state."""
+    i = scope.by_name.get(name)
+    if i is not None and i.opcode == "parameter" and scope is not condition:
+        caller = condition.root
+        while scope is not module.computations[caller.computations("calls")[0]]:
+            caller = module.computations[caller.computations("calls")[0]].root
+        index = int(i.literal)
+        return _state_value(module, caller.operands[index], condition, condition, loop, outside)
+    if i is not None and i.opcode == "get-tuple-element":
+        index = int(re.search(r"index=(\d+)", i.attributes).group(1))  # type: ignore[union-attr]
+        state = outside.by_name.get(loop.operands[0])
+        if state is None or state.opcode != "tuple":
+            return None
+        return _constant(state.operands[index], outside)
+    return _constant(name, scope)
+
+
+def _constant(name: str, scope: Computation) -> int | None:
+    i = scope.by_name.get(name)
+    while i is not None and i.opcode in ("copy", "bitcast", "convert"):
+        i = scope.by_name.get(i.operands[0])
+    whole = i is not None and i.opcode == "constant" and re.fullmatch(r"-?\d+", i.literal.strip())
+    return int(i.literal) if i is not None and whole else None
+
+
+def flops(text: str | Module) -> float:
+    """Floating-point operations of one device in a step: dots and convolutions, 2 per multiply and add.
+
+    Convolutions count the taps that meet an input element, so that the convolutions into which the TPU
+    compiler turns dots count as those dots. Matrix products in library calls are read from their contracting dims.
+    """
+    module = parse_module(text) if isinstance(text, str) else text
+
+    def leaf(i: Instruction, c: Computation) -> list[float]:
+        if i.opcode == "dot":
+            return [_dot_flops(i, c, i.attributes, "lhs_contracting_dims")]
+        if i.opcode == "convolution" or (i.opcode == "custom-call" and "__cudnn$conv" in i.attributes):
+            return [_convolution_flops(i, c)]
+        if i.opcode == "custom-call" and re.search(r'target="__(cublas|onednn)\$(gemm|matmul|lt\$matmul)', i.attributes):
+            return [_dot_flops(i, c, i.attributes, "lhs_contracting_dimensions")]
+        return []
+
+    return sum(f * n for f, n in tally(module, leaf, float))
+
+
+def _array(name: str, c: Computation) -> Array:
+    return next(c.by_name[name].shape.arrays())
+
+
+def _dot_flops(i: Instruction, c: Computation, attributes: str, key: str) -> float:
+    found = re.search(rf'{key}"?[=:][{{\[]([^}}\]]*)', attributes)
+    lhs = _array(i.operands[0], c)
+    dims = [int(d) for d in re.findall(r"\d+", found.group(1))] if found else [len(lhs.dims) - 1]
+    return 2.0 * next(i.shape.arrays()).size * math.prod(lhs.dims[d] for d in dims)
+
+
+def _convolution_flops(i: Instruction, c: Computation) -> float:
+    found = re.search(r"dim_labels=([\w?]+)_([\w?]+)->([\w?]+)", i.attributes)
+    lhs, rhs, out = _array(i.operands[0], c), _array(i.operands[1], c), next(i.shape.arrays())
+    if not found:
+        return 0.0
+    lhs_labels, rhs_labels, out_labels = found.groups()
+    window = _window(i.attributes)
+    taps = 1
+    for d, label in enumerate(sorted(s for s in out_labels if s.isdigit())):
+        taps *= _taps(
+            lhs.dims[lhs_labels.index(label)], rhs.dims[rhs_labels.index(label)], out.dims[out_labels.index(label)],
+            {k: v[d] for k, v in window.items()},
+        )
+    batch, features = out.dims[out_labels.index("b")], out.dims[out_labels.index("f")]
+    return 2.0 * batch * features * rhs.dims[rhs_labels.index("i")] * taps
+
+
+def _window(attributes: str) -> dict[str, list[str]]:
+    found = re.search(r"window=\{([^}]*)\}", attributes)
+    fields = (field.split("=") for field in found.group(1).split()) if found else ()
+    return {key: value.split("x") for key, value in fields}
+
+
+def _taps(inputs: int, kernel: int, outputs: int, window: dict[str, str]) -> int:
+    """Pairs of an output position and a kernel element that meet an input element, along one dim."""
+    low = int(window.get("pad", "0_0").split("_")[0])
+    stride, hole = int(window.get("stride", "1")), int(window.get("lhs_dilate", "1"))
+    spread = int(window.get("rhs_dilate", "1"))
+    starts = np.arange(outputs, dtype=np.int64) * stride - low
+    reach = (inputs - 1) * hole
+    total = 0
+    for k in range(kernel):
+        at = starts + k * spread
+        total += int(np.count_nonzero((at >= 0) & (at <= reach) & (at % hole == 0)))
+    return total
+
+
+def estimated_cycles(text: str | Module) -> float | None:
+    """The TPU compiler's own estimate of a step's compute cycles; None on other back ends.
+
+    Sum of `estimated_cycles` of the instructions that are not fused. Collectives carry none.
+    """
+    module = parse_module(text) if isinstance(text, str) else text
+    found: list[str] = []
+
+    def leaf(i: Instruction, c: Computation) -> list[float]:
+        cycles = re.search(r'"estimated_cycles":"?(\d+)', i.attributes)
+        if not cycles or c.name in module.fusions:
+            return []
+        found.append(i.name)
+        return [float(cycles.group(1))]
+
+    total = sum(cycles * n for cycles, n in tally(module, leaf, float))
+    return total if found else None
+
+
+def unknown_loops(module: Module) -> tuple[str, ...]:
+    """`file:line` of each loop whose number of runs is not in the module; such a loop counts once."""
+    found = [
+        module.source(i) or i.name
+        for c in module.computations.values() for i in c.instructions
+        if i.opcode == "while" and trip_count(module, i, c) is None
+    ]
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,245 @@
+"""From a jaxpr to the flat program: one walk over equations, calls and regions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshplan.core import _jax
+from meshplan.program._program import CARRY, MERGE, SLICE, STACK, Key, Op, Region, Value
+from meshplan.rules import Aval, OpRule, OpView
+
+RuleFor = Callable[[OpView], tuple[OpRule, bool]]
+Atom = int | np.ndarray  # a value id or a literal
+
+
+class Walker:
+    """Collects values and operations while walking nested jaxprs."""
+
+    def __init__(self, rule_for: RuleFor) -> None:
+        self.rule_for = rule_for
+        self.values: list[Value] = []
+        self.ops: list[Op] = []
+        self.regions: list[Region] = [Region("top", 1.0, -1, ())]
+        self.names: dict[int, tuple[str | None, ...]] = {}
+        self.constraints: dict[int, Any] = {}
+        self.scopes = 0
+        self._avals: dict[Any, Aval] = {}
+        self._views: dict[Any, tuple[OpView, OpRule, bool]] = {}
+
+    # values
+
+    def aval(self, jax_aval: Any) -> Aval:
+        key = (getattr(jax_aval, "shape", ()), str(getattr(jax_aval, "dtype", "token")))
+        found = self._avals.get(key)
+        if found is None:
+            shape = tuple(int(d) for d in key[0])
+            found = self._avals[key] = Aval(shape, key[1], _itemsize(jax_aval))
+        return found
+
+    def new_value(self, aval: Aval, **about: Any) -> int:
+        self.values.append(Value(aval, **about))
+        return len(self.values) - 1
+
+    def constant(self, array: Any) -> Atom:
+        if np.ndim(array) == 0 and not hasattr(array, "aval"):
+            return np.asarray(array)
+        aval = Aval(tuple(np.shape(array)), str(array.dtype), _itemsize(array))
+        return self.new_value(aval, constant=True)
+
+    # operations
+
+    def add(
+        self, key: Key, primitive: str, atoms: Sequence[Atom], out_avals: Sequence[Aval], params: Mapping[str, Any],
+        region: int, scope: int, eqn: Any = None, count: float | None = None,
+    ) -> tuple[int, ...]:
+        view, rule, ruled = self._view(primitive, atoms, tuple(out_avals), params)
+        index = len(self.ops)
+        results = tuple(self.new_value(a, op=index, result=i) for i, a in enumerate(out_avals))
+        operands = tuple(a if isinstance(a, int) else None for a in atoms)
+        self.ops.append(Op(
+            index=index, key=key, primitive=primitive, operands=operands, results=results, view=view, rule=rule,
+            region=region, scope=scope, count=self.count(region) if count is None else count, ruled=ruled,
+            source=_jax.source_line(eqn) if eqn is not None else "", stack=_jax.name_stack(eqn) if eqn is not None else "",
+        ))
+        return results
+
+    def _view(
+        self, primitive: str, atoms: Sequence[Atom], outs: tuple[Aval, ...], params: Mapping[str, Any]
+    ) -> tuple[OpView, OpRule, bool]:
+        ins = tuple(self.values[a].aval if isinstance(a, int) else _literal_aval(a) for a in atoms)
+        constants = tuple(None if isinstance(a, int) else a for a in atoms)
+        # scalars of literals do not change a rule, except as indices: keep integers in the key
+        ints = tuple(None if c is None or c.dtype.kind not in "iu" else c.tobytes() for c in constants)
+        key: Any = (primitive, ins, outs, ints, _params_key(params))
+        found = self._views.get(key)
+        if found is None:
+            view = OpView(primitive, ins, outs, dict(params), constants)
+            found = self._views[key] = (view, *self.rule_for(view))
+        return found
+
+    def count(self, region: int) -> float:
+        total = 1.0
+        while region >= 0:
+            total *= self.regions[region].trips
+            region = self.regions[region].parent
+        return total
+
+    # the walk
+
+    def walk(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Atom], prefix: Key, region: int, scope: int) -> list[Atom]:
+        """Values of the jaxpr's results, given those of its arguments."""
+        env: dict[Any, Atom] = {}
+        env.update(zip(jaxpr.constvars, (self.constant(c) for c in consts), strict=True))
+        env.update(zip(jaxpr.invars, args, strict=True))
+
+        def read(atom: Any) -> Atom:
+            if isinstance(atom, _jax.Literal):
+                return _literal(atom)
+            return env[atom]
+
+        for i, eqn in enumerate(jaxpr.eqns):
+            outs = self.equation(eqn, [read(a) for a in eqn.invars], (*prefix, i), region, scope)
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [read(a) for a in jaxpr.outvars]
+
+    def equation(self, eqn: Any, atoms: list[Atom], key: Key, region: int, scope: int) -> Sequence[Atom]:
+        body = _jax.call_body(eqn)
+        if body is None and _jax.is_remat(eqn):
+            body, self.scopes = eqn.params["jaxpr"], self.scopes + 1
+            scope = self.scopes
+        if body is not None:
+            inner, consts = _jax.open_jaxpr(body)
+            return self.walk(inner, consts, atoms, key, region, scope)
+        opener = {"scan": self.scan, "while": self.while_loop, "cond": self.cond}.get(eqn.primitive.name)
+        if opener is not None:
+            return opener(eqn, atoms, key, region, scope)
+        outs = [self.aval(v.aval) for v in eqn.outvars]
+        results = self.add(key, eqn.primitive.name, atoms, outs, eqn.params, region, scope, eqn)
+        self._read_annotations(eqn, results)
+        return results
+
+    def _read_annotations(self, eqn: Any, results: tuple[int, ...]) -> None:
+        name = _jax.user_name(eqn)
+        if name is not None and name.startswith("meshplan:"):
+            words = name.removeprefix("meshplan:").split()
+            self.names[results[0]] = tuple(None if w == "_" else w for w in words)
+        sharding = _jax.constraint_sharding(eqn)
+        if sharding is not None and hasattr(sharding, "spec"):
+            self.constraints[results[0]] = sharding.spec
+
+    def enter(self, kind: str, trips: float, region: int, key: Key, known: bool = True) -> int:
+        self.regions.append(Region(kind, trips, region, key, known))
+        return len(self.regions) - 1
+
+    def carry(self, inits: Sequence[Atom], key: Key, region: int) -> list[int]:
+        """Carry-in values; their loop-back operand is filled in by `close`."""
+        ids = []
+        for k, init in enumerate(inits):
+            aval = self.values[init].aval if isinstance(init, int) else _literal_aval(init)
+            ids += self.add((*key, -1, k), CARRY, [init], [aval], {}, region, 0)
+        return ids
+
+    def close(self, carries: Sequence[int], outs: Sequence[Atom]) -> None:
+        for value, out in zip(carries, outs, strict=True):
+            op = self.ops[self.values[value].op]
+            back = out if isinstance(out, int) else None
+            self.ops[op.index] = _with_operands(op, (*op.operands, back))
+
+    def scan(self, eqn: Any, atoms: list[Atom], key: Key, region: int, scope: int) -> Sequence[Atom]:
+        n_consts, n_carry = _jax.scan_counts(eqn.params)
+        body, consts = _jax.open_jaxpr(eqn.params["jaxpr"])
+        length = int(eqn.params["length"])
+        inner = self.enter("scan", length, region, key)
+        carries = self.carry(atoms[n_consts : n_consts + n_carry], key, inner)
+        slices: list[Atom] = []
+        for k, stacked in enumerate(atoms[n_consts + n_carry :]):
+            aval = self.aval(body.invars[n_consts + n_carry + k].aval)
+            slices += self.add((*key, -2, k), SLICE, [stacked], [aval], {}, inner, scope, eqn)
+        outs = self.walk(body, consts, [*atoms[:n_consts], *carries, *slices], key, inner, scope)
+        self.close(carries, outs[:n_carry])
+        stacks = []
+        for k, out in enumerate(outs[n_carry:]):
+            aval = self.aval(eqn.outvars[n_carry + k].aval)
+            stacks += self.add((*key, -3, k), STACK, [out], [aval], {}, inner, scope, eqn)
+        return [*carries, *stacks]
+
+    def while_loop(self, eqn: Any, atoms: list[Atom], key: Key, region: int, scope: int) -> Sequence[Atom]:
+        n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        cond, cond_consts = _jax.open_jaxpr(eqn.params["cond_jaxpr"])
+        body, body_consts = _jax.open_jaxpr(eqn.params["body_jaxpr"])
+        inits = atoms[n_cond + n_body :]
+        trips = _trip_count(cond, body, inits, n_cond, n_body)
+        inner = self.enter("while", trips or 1.0, region, key, known=trips is not None)
+        carries = self.carry(inits, key, inner)
+        self.walk(cond, cond_consts, [*atoms[:n_cond], *carries], (*key, 0), inner, scope)
+        outs = self.walk(body, body_consts, [*atoms[n_cond : n_cond + n_body], *carries], (*key, 1), inner, scope)
+        self.close(carries, outs)
+        return carries
+
+    def cond(self, eqn: Any, atoms: list[Atom], key: Key, region: int, scope: int) -> Sequence[Atom]:
+        branches = []
+        for b, branch in enumerate(eqn.params["branches"]):
+            inner = self.enter("branch", 1.0, region, key)
+            jaxpr, consts = _jax.open_jaxpr(branch)
+            branches.append(self.walk(jaxpr, consts, atoms[1:], (*key, b), inner, scope))
+        results: list[Atom] = []
+        for k, outs in enumerate(zip(*branches, strict=True)):
+            aval = self.aval(eqn.outvars[k].aval)
+            results += self.add((*key, -3, k), MERGE, list(outs), [aval], {}, region, scope, eqn)
+        return results
+
+
+def _with_operands(op: Op, operands: tuple[int | None, ...]) -> Op:
+    import dataclasses
+
+    return dataclasses.replace(op, operands=operands)
+
+
+def _itemsize(aval: Any) -> int:
+    try:
+        return int(np.dtype(aval.dtype).itemsize)
+    except TypeError:  # extended dtypes (typed random keys)
+        return int(getattr(aval.dtype, "itemsize", 8))
+
+
+def _literal(atom: Any) -> Atom:
+    return np.asarray(atom.val)
+
+
+def _literal_aval(array: Any) -> Aval:
+    return Aval(tuple(np.shape(array)), str(array.dtype), int(array.dtype.itemsize))
+
+
+def _params_key(params: Mapping[str, Any]) -> Any:
+    entries = []
+    for k in sorted(params):
+        v = params[k]
+        try:
+            hash(v)
+        except TypeError:
+            v = repr(v)
+        entries.append((k, v))
+    return tuple(entries)
+
+
+def _trip_count(cond: Any, body: Any, inits: Sequence[Atom], n_cond: int, n_body: int) -> float | None:
+    """Trips of `fori_loop`'s shape: i from a literal, `lt i n` with a literal n, `add i step`."""
+    if not cond.eqns or cond.eqns[-1].primitive.name != "lt":
+        return None
+    left, right = cond.eqns[-1].invars
+    if cond.eqns[-1].outvars[0] is not cond.outvars[0] or not isinstance(right, _jax.Literal):
+        return None
+    carried = list(cond.invars[n_cond:])
+    if left not in carried:
+        return None
+    k = carried.index(left)
+    start, out, counter = inits[k], body.outvars[k], body.invars[n_body + k]
+    for eqn in body.eqns:
+        if eqn.outvars[0] is out and eqn.primitive.name == "add" and eqn.invars[0] is counter:
+            step = eqn.invars[1]
+            if isinstance(step, _jax.Literal) and not isinstance(start, int) and int(step.val) > 0:
+                return float(max(0, -(-(int(right.val) - int(start)) // int(step.val))))
+    return None

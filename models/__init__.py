@@ -1,0 +1,1 @@
+"""Real models, one idiom a file; each has `workload(size) -> Workload`."""
