@@ -4,6 +4,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
+.NOTPARALLEL:
 
 PY ?= python3
 VENV ?= .venv
@@ -52,15 +53,15 @@ clean:
 $(BIN)/python:
 	@$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"meshplan needs Python 3.11 or newer; $(PY) is {sys.version.split()[0]}. Name another: make PY=python3.12")'
 	@echo "creating $(VENV) with $$($(PY) --version)"
-	@$(PY) -m venv $(VENV)
+	@$(PY) -m venv $(VENV) || { rm -f $@; exit 1; }
 
-# A stamp is written only after a whole install, so a broken one is tried again and a good one is not repeated.
+# Stamps are written only after a whole install: a broken one is tried again, a good one is not repeated.
 $(VENV)/.installed-demo: pyproject.toml | $(BIN)/python
 	@echo "installing meshplan[models,report] into $(VENV)"
 	@$(PIP_INSTALL) -e '.[models,report]'
 	@touch $@
 
 $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
-	@echo "installing meshplan[test] into $(VENV) (the TPU and GPU compilers with it: 2.5 GB on disk)"
+	@echo "installing meshplan[test] into $(VENV) (the TPU and GPU compilers with it: 2.1 GB on disk)"
 	@$(PIP_INSTALL) -e '.[test]'
 	@touch $@ $(VENV)/.installed-demo

@@ -49,8 +49,8 @@ _GPT3 = partial(Config, seq=2048)
 SIZES = {
     "tiny": Config(layers=2, width=64, heads=4, seq=64, batch=8, vocab=256, dtype="float32", scan=False, remat=False,
                    learning_rate=3e-3),
-    "demo": Config(layers=3, width=96, heads=4, seq=64, batch=32, vocab=256, dtype="float32", scan=False, remat=False,
-                   learning_rate=4e-3),
+    "demo": Config(layers=3, width=96, heads=8, seq=64, batch=64, vocab=256, dtype="float32", scan=False, remat=False,
+                   tied=False, learning_rate=4e-3),
     "small": Config(layers=8, width=2048, heads=16, seq=1024, batch=64, vocab=32768),
     "1.3b": _GPT3(layers=24, width=2048, heads=16, batch=512),
     "gpt3-125m": _GPT3(layers=12, width=768, heads=12, batch=256),

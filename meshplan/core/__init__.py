@@ -1,5 +1,7 @@
 """Specs, mesh shapes, errors, units: words every room shares."""
 
+from meshplan.core._check import check_entries as check_entries
+from meshplan.core._check import check_spec as check_spec
 from meshplan.core._collective import KINDS as KINDS
 from meshplan.core._collective import Collective as Collective
 from meshplan.core._collective import CollectiveKind as CollectiveKind

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info
 from jax.extend import core as jex
@@ -80,3 +81,34 @@ def constraint_sharding(eqn: Any) -> Any | None:
 def in_trace() -> bool:
     """Whether we are inside a jax transformation (jit, grad, vmap)."""
     return not _core.trace_ctx.is_top_level()
+
+
+def abstract(aval: Any) -> Any:
+    """A `ShapeDtypeStruct` like the abstract value, weak type kept."""
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def body_like(old: Any, new: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A freshly traced (closed) body in the form of the old one: (body, its constants where they became operands).
+
+    `checkpoint` in jax 0.10 carries an open jaxpr, whose constants have to be operands.
+    """
+    inner, consts = open_jaxpr(new)
+    if isinstance(old, jex.ClosedJaxpr) and not isinstance(old, jex.Jaxpr):
+        return new, ()
+    if isinstance(new, jex.Jaxpr):  # jax 0.12: one kind of jaxpr
+        return new, ()
+    if consts:
+        from jax._src.interpreters import partial_eval
+
+        return partial_eval.convert_constvars_jaxpr(inner), consts
+    return inner, ()
+
+
+def bind(eqn: Any, args: Sequence[Any], changes: dict[str, Any], extra: Sequence[Any] = ()) -> Sequence[Any]:
+    """Run one equation on new operands, some parameters exchanged; `extra` operands go first."""
+    params = eqn.primitive.get_bind_params({**eqn.params, **changes})
+    names = _source_info.current_name_stack() + eqn.source_info.name_stack
+    with _source_info.user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
+        outs = eqn.primitive.bind(*extra, *args, **params)
+    return outs if eqn.primitive.multiple_results else [outs]

@@ -7,13 +7,13 @@ import re
 from dataclasses import dataclass
 
 from meshplan.core import Collective, CollectiveKind, MeshShape
-from meshplan.lower._hlo_cost import Tally, estimated_cycles, flops, tally, unknown_loops
+from meshplan.lower._hlo_cost import Tally, estimated_cycles, flops, flops_by_dtype, tally, unknown_loops
 from meshplan.lower._hlo_groups import Groups, group_size, infer_axes, parse_groups, spanning_axes
 from meshplan.lower._hlo_parse import Computation, Instruction, Module, Shape, op_name, parse_module
 
 __all__ = [
     "FoundCollective", "ModuleSummary", "collectives", "estimated_cycles", "find_collectives", "flops",
-    "group_size", "infer_axes", "parse_module", "spanning_axes", "summarise",
+    "flops_by_dtype", "group_size", "infer_axes", "parse_module", "spanning_axes", "summarise",
 ]
 
 _KINDS: dict[str, CollectiveKind] = {
@@ -45,10 +45,10 @@ class FoundCollective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleSummary:
-    """What one device does in a step. `flops` of dots and convolutions; `notes` in words."""
+    """What one device does in a step. `flops` of dots and convolutions by XLA's name of the type; `notes` in words."""
 
     collectives: tuple[FoundCollective, ...]
-    flops: float
+    flops: dict[str, float]
     estimated_cycles: float | None
     notes: tuple[str, ...]
 
@@ -61,7 +61,7 @@ def summarise(text: str, mesh_shape: MeshShape | None = None) -> ModuleSummary:
     notes = [f"the loop at {place} has no known trip count and is counted once" for place in loops]
     notes += dict.fromkeys(f.note for f in found if f.note)
     return ModuleSummary(
-        collectives=found, flops=flops(module), estimated_cycles=estimated_cycles(module), notes=tuple(notes)
+        collectives=found, flops=flops_by_dtype(module), estimated_cycles=estimated_cycles(module), notes=tuple(notes)
     )
 
 
@@ -146,10 +146,14 @@ def _is_scattered(i: Instruction, c: Computation) -> bool:
 
 
 def _named(module: Module, i: Instruction, c: Computation) -> Instruction:
-    """The instruction that carries the metadata: itself, or the fusion that calls its computation."""
-    if "op_name=" in i.attributes or c.name not in module.fusions:
-        return i
-    return module.callers.get(c.name, i)
+    """The instruction that carries the metadata: itself, the fusion around it, or what makes its operand."""
+    if "op_name=" not in i.attributes and c.name in module.fusions:
+        i = module.callers.get(c.name, i)
+    for _ in range(4):
+        if "op_name=" in i.attributes or not i.operands or i.operands[0] not in c.by_name:
+            break
+        i = c.by_name[i.operands[0]]
+    return i
 
 
 def _chain(module: Module, i: Instruction, c: Computation) -> str:

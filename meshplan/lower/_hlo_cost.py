@@ -122,26 +122,37 @@ def flops(text: str | Module) -> float:
     Convolutions count the taps that meet an input element, so that the convolutions into which the TPU
     compiler turns dots count as those dots. Matrix products in library calls are read from their contracting dims.
     """
+    return sum(flops_by_dtype(text).values())
+
+
+def flops_by_dtype(text: str | Module) -> dict[str, float]:
+    """As `flops`, by the type of the left operand in XLA's spelling ("bf16", "f32")."""
     module = parse_module(text) if isinstance(text, str) else text
 
-    def leaf(i: Instruction, c: Computation) -> list[float]:
+    def leaf(i: Instruction, c: Computation) -> list[tuple[str, float]]:
         if i.opcode == "dot":
-            return [_dot_flops(i, c, i.attributes, "lhs_contracting_dims")]
+            return [(_array(i.operands[0], c).dtype, _dot_flops(i, c, "lhs_contracting_dims"))]
         if i.opcode == "convolution" or (i.opcode == "custom-call" and "__cudnn$conv" in i.attributes):
-            return [_convolution_flops(i, c)]
-        if i.opcode == "custom-call" and re.search(r'target="__(cublas|onednn)\$(gemm|matmul|lt\$matmul)', i.attributes):
-            return [_dot_flops(i, c, i.attributes, "lhs_contracting_dimensions")]
+            return [(_array(i.operands[0], c).dtype, _convolution_flops(i, c))]
+        if i.opcode == "custom-call" and _LIBRARY_PRODUCT.search(i.attributes):
+            return [(_array(i.operands[0], c).dtype, _dot_flops(i, c, "lhs_contracting_dimensions"))]
         return []
 
-    return sum(f * n for f, n in tally(module, leaf, float))
+    sums: dict[str, float] = {}
+    for (dtype, each), n in tally(module, leaf, lambda item: item[1]):
+        sums[dtype] = sums.get(dtype, 0.0) + each * n
+    return sums
+
+
+_LIBRARY_PRODUCT = re.compile(r'target="__(cublas|onednn)\$(gemm|matmul|lt\$matmul)')
 
 
 def _array(name: str, c: Computation) -> Array:
     return next(c.by_name[name].shape.arrays())
 
 
-def _dot_flops(i: Instruction, c: Computation, attributes: str, key: str) -> float:
-    found = re.search(rf'{key}"?[=:][{{\[]([^}}\]]*)', attributes)
+def _dot_flops(i: Instruction, c: Computation, key: str) -> float:
+    found = re.search(rf'{key}"?[=:][{{\[]([^}}\]]*)', i.attributes)
     lhs = _array(i.operands[0], c)
     dims = [int(d) for d in re.findall(r"\d+", found.group(1))] if found else [len(lhs.dims) - 1]
     return 2.0 * next(i.shape.arrays()).size * math.prod(lhs.dims[d] for d in dims)

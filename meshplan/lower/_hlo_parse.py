@@ -20,6 +20,9 @@ ITEM_BITS: dict[str, int] = {
     "bf16": 16, "f16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128, "token": 0, "opaque": 0,
 }
 
+# What the call of an exported program puts before the names of its operations.
+EXPORTED_PREFIX = "jit(call)/call_exported/"
+
 
 @dataclass(frozen=True, slots=True)
 class Array:
@@ -128,7 +131,7 @@ class Module:
 def op_name(instruction: Instruction) -> str:
     """The traced name, `jit(step)/while/body/dot_general`; '' where there is none."""
     found = re.search(r'op_name="([^"]*)"', instruction.attributes)
-    return found.group(1) if found else ""
+    return found.group(1).removeprefix(EXPORTED_PREFIX) if found else ""
 
 
 def parse_shape(text: str) -> Shape:

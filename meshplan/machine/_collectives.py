@@ -82,7 +82,8 @@ def collective_rate(machine: Machine, mesh: MeshShape, kind: CollectiveKind, axe
     for axis in axes:
         for share in groups[axis]:
             by_level[share.level].append(share)
-    innermost_first = [(machine.levels[i], by_level[i]) for i in sorted(by_level, reverse=True)]
+    levels = machine.levels
+    innermost_first = [(levels[i], by_level[i]) for i in sorted(by_level, reverse=True)]
     if not innermost_first:
         return 0.0, 0.0
     if kind == "all-to-all":

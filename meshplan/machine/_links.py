@@ -66,8 +66,9 @@ class _Range:
 def _ranges(machine: Machine) -> list[_Range]:
     """Link dims of more than one device, outermost first."""
     found, low = [], 1
-    for level_index in reversed(range(len(machine.levels))):
-        level = machine.levels[level_index]
+    levels = machine.levels
+    for level_index in reversed(range(len(levels))):
+        level = levels[level_index]
         for dim_index in reversed(range(len(level.dims))):
             link = level.dims[dim_index]
             found.append(_Range(level_index, dim_index, link, low, low * link.size))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import jax
 
 from meshplan.core import TraceError
-from meshplan.hints import leaf_paths, named_leaves
+from meshplan.hints import argument_names, leaf_paths, named_leaves
 from meshplan.program._flatten import RuleFor, Walker
 from meshplan.program._program import CARRY, CROSSINGS, SLICE, Leaf, Program
 from meshplan.rules import Aval, OpRule, OpView, RuleFn, rule_for, whole_rule
@@ -35,7 +34,7 @@ class Call:
 
     def argument_names(self) -> tuple[str, ...]:
         """Names of the dynamic arguments, positional ones first."""
-        names = _parameter_names(self.step, len(self.args))
+        names = argument_names(self.step, len(self.args))
         kept = tuple(n for i, n in enumerate(names) if i not in self.static_argnums)
         return kept + tuple(self.dynamic[1])
 
@@ -190,18 +189,3 @@ def _notes(walker: Walker) -> tuple[str, ...]:
     if loops:
         notes.append(f"{len(loops)} while loop(s) with an unknown number of trips are priced as one trip")
     return tuple(notes)
-
-
-def _parameter_names(step: Callable[..., Any], count: int) -> tuple[str, ...]:
-    try:
-        parameters = list(inspect.signature(step).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    names: list[str] = []
-    for p in parameters:
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
-            names.append(p.name)
-        elif p.kind == p.VAR_POSITIONAL:
-            names += [f"{p.name}{i}" for i in range(count - len(names))]
-    names += [f"arg{i}" for i in range(len(names), count)]
-    return tuple(names[:count])

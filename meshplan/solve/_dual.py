@@ -30,8 +30,12 @@ class Dual:
     excesses: list[Floats] = field(default_factory=list)
 
     def add(self, model: Model, choice: Ints) -> None:
+        """Keep a choice that is allowed."""
+        cost = model.cost(choice)
+        if not np.isfinite(cost):
+            return
         self.choices.append(choice)
-        self.costs.append(model.cost(choice))
+        self.costs.append(cost)
         self.excesses.append(model.loads.usage(choice) - model.loads.limits)
 
 
@@ -45,19 +49,20 @@ def priced_optimum(model: Model, plan: Plan, prices: Floats, scale: float = 1.0)
 
 
 def maximise_bound(
-    model: Model, plan: Plan, *, upper: float, seeds: Iterable[Ints], deadline: float,
+    model: Model, plan: Plan, *, upper: float, seeds: Iterable[Ints], prices: Floats, deadline: float,
     relative_gap: float, on_choice: Callable[[Ints, Floats], float], most_steps: int = 60,
 ) -> Dual:
-    """Raise the bound until the model of it promises no more, or it meets `upper`.
+    """Raise the bound from `prices` on until its model promises no more, or it meets `upper`.
 
     `on_choice(choice, prices)` sees every choice and answers with the least cost known by then.
     """
-    rows = model.loads.limits.size
-    dual = Dual(bound=-np.inf, prices=np.zeros(rows))
+    dual = Dual(bound=-np.inf, prices=prices)
     for seed in seeds:
         dual.add(model, seed)
     value, choice = priced_optimum(model, plan, dual.prices)
     dual.bound = value
+    if not np.isfinite(value):
+        return dual
     dual.add(model, choice)
     upper = min(upper, on_choice(choice, dual.prices))
     scale = _row_scale(model)

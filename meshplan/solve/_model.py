@@ -35,7 +35,8 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loads:
-    """All items, and their (item, row, weight) entries end to end. `limits`: (R,), `slack` for rounding."""
+    """All items, and their (item, row, weight) entries end to end. `limits`: (R,), `slack` for rounding.
+    `row_ids`: (R,) the problem's row of each one that is left."""
 
     items: tuple[Item, ...]
     entry_item: Ints
@@ -43,6 +44,7 @@ class Loads:
     entry_weight: Floats
     limits: Floats
     slack: Floats
+    row_ids: Ints
 
     def usage(self, choice: Ints) -> Floats:
         """Bytes per row, (R,)."""
@@ -130,7 +132,7 @@ def build(problem: Problem) -> Model:
         rows, weights = problem.edge_rows[e], problem.edge_row_weights[e]
         items.append(Item(nodes=nodes, table=oriented, rows=rows, weights=weights))
     kept = tuple(np.arange(u.size) for u in unary)
-    raw = Model(kept=kept, unary=tuple(unary), pairs=pairs, loads=_loads(items, problem.limits, tolerance(problem.limits))[0])
+    raw = Model(kept=kept, unary=tuple(unary), pairs=pairs, loads=_loads(items, _all_rows(problem.limits))[0])
     return restrict(raw, [np.isfinite(u) for u in unary])
 
 
@@ -155,7 +157,7 @@ def restrict(model: Model, masks: Masks) -> Model:
         else:
             pairs[u, v] = cut
     items = [_cut(item, picks) for item in model.loads.items]
-    loads, possible = _loads(items, model.loads.limits, model.loads.slack)
+    loads, possible = _loads(items, model.loads)
     kept = tuple(k[p] for k, p in zip(model.kept, picks, strict=True))
     return Model(kept=kept, unary=tuple(unary), pairs=pairs, loads=loads, possible=possible)
 
@@ -193,9 +195,18 @@ def _cut(item: Item, picks: list[Ints]) -> Item:
     return Item(nodes=nodes, table=table, rows=item.rows, weights=item.weights)
 
 
-def _loads(items: list[Item], limits: Floats, slack: Floats) -> tuple[Loads, bool]:
+def _all_rows(limits: Floats) -> Loads:
+    """No items yet, every row."""
+    nothing = np.zeros(0, np.int64)
+    return Loads(
+        items=(), entry_item=nothing, entry_row=nothing, entry_weight=np.zeros(0), limits=limits.astype(np.float64),
+        slack=tolerance(limits), row_ids=np.arange(limits.size),
+    )
+
+
+def _loads(items: list[Item], before: Loads) -> tuple[Loads, bool]:
     """Items less their least entry, rows less those that nothing can exceed, and whether all can be met."""
-    limits = limits.astype(np.float64)
+    limits, slack = before.limits, before.slack
     least, most, open_items = np.zeros(limits.size), np.zeros(limits.size), []
     for item in items:
         low, high = float(item.table.min()), float(item.table.max())
@@ -217,10 +228,10 @@ def _loads(items: list[Item], limits: Floats, slack: Floats) -> tuple[Loads, boo
         if live.any():
             rows = place[item.rows[live]]
             final.append(Item(nodes=item.nodes, table=item.table - low, rows=rows, weights=item.weights[live]))
-    return _gathered(final, left[can_bind], slack[can_bind]), possible
+    return _gathered(final, left[can_bind], slack[can_bind], before.row_ids[can_bind]), possible
 
 
-def _gathered(items: list[Item], limits: Floats, slack: Floats) -> Loads:
+def _gathered(items: list[Item], limits: Floats, slack: Floats, row_ids: Ints) -> Loads:
     counts = [i.rows.size for i in items]
     return Loads(
         items=tuple(items),
@@ -229,4 +240,5 @@ def _gathered(items: list[Item], limits: Floats, slack: Floats) -> Loads:
         entry_weight=np.concatenate([i.weights for i in items]) if items else np.zeros(0),
         limits=limits,
         slack=slack,
+        row_ids=row_ids,
     )

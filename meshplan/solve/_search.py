@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from meshplan.cost._problem import Floats, Ints
-from meshplan.solve._dual import maximise_bound
+from meshplan.solve._dual import Dual, maximise_bound
 from meshplan.solve._eliminate import Plan, decode, eliminate, min_marginals, plan
 from meshplan.solve._local import INFINITE_PRICE, Search, repair
 from meshplan.solve._messages import start, tighten
-from meshplan.solve._milp import integer_optimum
+from meshplan.solve._milp import integer_optimum, variables
 from meshplan.solve._model import Masks, Model, Pairs, restrict
 from meshplan.solve._peak import least_peak
 from meshplan.solve._reduce import drop_dominated, put_back, reduce_nodes
 
-CHEAP_ENTRIES = 3_000_000
-MOST_CUTS = 8
+FIRST_STEPS, MOST_STEPS = 8, 60
+MOST_REPAIRS = 12
+SMALL_PROGRAM = 600
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,6 +58,25 @@ class Best:
         return time.monotonic() > self.deadline
 
 
+@dataclass(slots=True, kw_only=True)
+class Memory:
+    """What one round hands to the next: prices of the problem's rows, choices seen on the way."""
+
+    prices: Floats
+    choices: list[tuple[int, ...]] = field(default_factory=list)
+    rounds: int = 0
+
+    def keep(self, model: Model, dual: Dual) -> None:
+        self.rounds += 1
+        self.prices[:] = 0.0
+        self.prices[model.loads.row_ids] = dual.prices
+        self.choices = [model.original(c) for c in dual.choices]
+
+    def seeds(self, model: Model) -> list[Ints]:
+        local = [model.local(c) for c in self.choices]
+        return [c for c in local if c is not None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """What a round proved: a bound, and the model less what cannot be in a better choice."""
@@ -67,45 +87,46 @@ class Round:
 
 def search(model: Model, best: Best) -> float:
     """A bound on the cost of every choice better than `best`, which is improved in place."""
-    bound = -math.inf
+    bound, memory = -math.inf, Memory(prices=np.zeros(int(model.loads.row_ids.max(initial=-1)) + 1))
     while model.possible and not best.late:
         order = plan(model)
-        if order is None or (order.entries > CHEAP_ENTRIES and model.loads.items):
+        if order is None:
             model = drop_dominated(model)
             order = plan(model)
-        done = _dense_round(model, best) if order is None else _exact_round(model, order, best)
+        done = _dense_round(model, best) if order is None else _exact_round(model, order, best, memory)
         bound = max(bound, done.bound)
         if best.closed(bound) or not done.model.possible:
             return bound if done.model.possible else math.inf
         shrunk = sum(done.model.sizes) < 0.8 * sum(model.sizes)
         model = done.model
-        if not shrunk:
+        if not shrunk and memory.rounds != 1:
             break
-    return max(bound, _integer(model, best)) if model.possible else math.inf
+    return max(bound, _integer_rounds(model, best, bound, memory)) if model.possible else math.inf
 
 
-def _exact_round(model: Model, order: Plan, best: Best) -> Round:
+def _exact_round(model: Model, order: Plan, best: Best, memory: Memory) -> Round:
     """Elimination; prices on memory where the cheapest choice does not fit."""
     if not model.loads.items:
         value, messages = eliminate(order, list(model.unary), model.pairs)
         if math.isfinite(value):
             best.offer(model, decode(order, list(model.unary), model.pairs, messages))
         return Round(bound=value, model=model)
-    seeds = _seeds(model, order, best)
+    seeds = memory.seeds(model) if memory.rounds else _seeds(model, order, best)
     tries = 0
 
     def on_choice(choice: Ints, prices: Floats) -> float:
         nonlocal tries
-        if not best.offer(model, choice) or tries < 4:
-            tries += 1
-            if tries <= 12:
-                best.offer(model, repair(model, choice, prices, best.deadline))
+        tries += 1
+        if not best.offer(model, choice) and tries <= MOST_REPAIRS:
+            best.offer(model, repair(model, choice, prices, best.deadline))
         return best.upper
 
     dual = maximise_bound(
-        model, order, upper=best.upper, seeds=seeds, deadline=best.deadline, relative_gap=best.relative_gap,
-        on_choice=on_choice,
+        model, order, upper=best.upper, seeds=seeds, prices=memory.prices[model.loads.row_ids],
+        deadline=best.deadline, relative_gap=best.relative_gap, on_choice=on_choice,
+        most_steps=MOST_STEPS if memory.rounds else FIRST_STEPS,
     )
+    memory.keep(model, dual)
     if best.closed(dual.bound) or best.late or not math.isfinite(best.upper):
         return Round(bound=dual.bound, model=model)
     return Round(bound=dual.bound, model=_fixed(model, order, dual.prices, best.upper))
@@ -174,8 +195,31 @@ def _dense_round(model: Model, best: Best) -> Round:
     return Round(bound=best_bound, model=restrict(model, usable) if usable is not None else model)
 
 
+def _integer_rounds(model: Model, best: Best, bound: float, memory: Memory) -> float:
+    """The integer program; a large one first over the strategies that a much better choice could use.
+
+    What that finds is optimal if it costs no more than those left out must, and else lets more be dropped.
+    """
+    span = best.upper - bound
+    order = plan(model) if math.isfinite(span) and variables(model) > SMALL_PROGRAM else None
+    if order is None:
+        return _integer(model, best)
+    prices = memory.prices[model.loads.row_ids]
+    for share in (0.3, 0.6):
+        cutoff = bound + share * span
+        if cutoff >= best.upper:
+            break
+        inner = _integer(_fixed(model, order, prices, cutoff), best)
+        if best.upper <= cutoff or best.late:
+            return min(inner, cutoff)
+    model = _fixed(model, order, prices, best.upper)
+    return _integer(model, best) if model.possible else math.inf
+
+
 def _integer(model: Model, best: Best) -> float:
     """The integer program on what is left; choices that only its tolerance lets pass are cut off."""
+    if not model.possible:
+        return math.inf
     core, removed = reduce_nodes(model)
     answer = integer_optimum(
         core, upper=best.upper, seconds=best.deadline - time.monotonic(), relative_gap=best.relative_gap

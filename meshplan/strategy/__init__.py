@@ -11,3 +11,9 @@ from meshplan.strategy._graph import Reduction as Reduction
 from meshplan.strategy._graph import build_graph as build_graph
 from meshplan.strategy._tie import Ties as Ties
 from meshplan.strategy._tie import tie as tie
+from meshplan.strategy._classes import DimClasses as DimClasses
+from meshplan.strategy._classes import dim_classes as dim_classes
+from meshplan.strategy._classes import value_dims as value_dims
+from meshplan.strategy._templates import TEMPLATES as TEMPLATES
+from meshplan.strategy._templates import TENSOR_TEMPLATES as TENSOR_TEMPLATES
+from meshplan.strategy._templates import template_keep as template_keep

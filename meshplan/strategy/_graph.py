@@ -82,9 +82,10 @@ class Graph:
     result_nodes: dict[int, int]  # index of a result leaf -> its node, where it has one
 
 
-def build_graph(program: Program) -> Graph:
-    """The decisions of a program, before any mesh is known."""
-    return _Builder(program).build()
+def build_graph(program: Program, merge_sums: bool = True) -> Graph:
+    """The decisions of a program, before any mesh is known. `merge_sums`: the back end adds partial
+    sums before it reduces them."""
+    return _Builder(program, find_sums(program) if merge_sums else frozenset()).build()
 
 
 def factors_of_shape(shape: Iterable[int]) -> tuple[tuple[int, ...], Dims]:
@@ -118,7 +119,7 @@ def find_sums(program: Program) -> frozenset[int]:
 
 
 class _Builder:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, sums: frozenset[int]) -> None:
         self.program = program
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
@@ -126,7 +127,7 @@ class _Builder:
         self.node_of_op: dict[int, int] = {}
         self.node_of_arg: dict[int, int] = {}
         self.result_nodes: dict[int, int] = {}
-        self.sums = find_sums(program)
+        self.sums = sums
         self.crossings: dict[int, tuple[Op, Dims]] = {}  # node -> (operation, dims its operands must have)
 
     def build(self) -> Graph:

@@ -112,25 +112,41 @@ def undocumented(tree: ast.Module) -> list[str]:
 
 def idle_tests(tree: ast.Module) -> list[str]:
     """Test functions with neither an assertion nor a helper that makes one."""
-    asserting: set[str] = set()
+    asserting = asserting_functions(tree)
+    tests = [function for function in functions(tree) if function.name.startswith("test")]
+    return [f"line {test.lineno}: {test.name}" for test in tests if test.name not in asserting]
+
+
+def asserting_functions(tree: ast.Module) -> set[str]:
+    """Names of the functions in this file that assert, themselves or through each other or through tests/ helpers."""
+    asserting = {name for node in tree.body if isinstance(node, ast.ImportFrom) for name in asserting_imports(node)}
     while True:
         grown = asserting | {function.name for function in functions(tree) if asserts(function, asserting)}
         if grown == asserting:
-            break
+            return asserting
         asserting = grown
-    tests = [function for function in functions(tree) if function.name.startswith("test")]
-    return [f"line {test.lineno}: {test.name}" for test in tests if test.name not in asserting]
+
+
+def asserting_imports(node: ast.ImportFrom) -> set[str]:
+    """Helpers taken from another file under tests/ that assert."""
+    path = ROOT / ((node.module or "").replace(".", "/") + ".py")
+    if not (node.module or "").startswith("tests.") or not path.is_file():
+        return set()
+    found = asserting_functions(ast.parse(path.read_text()))
+    return {alias.asname or alias.name for alias in node.names if alias.name in found}
 
 
 def asserts(function: ast.AST, helpers: set[str]) -> bool:
     for node in ast.walk(function):
         if isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant):
             return True
+        if isinstance(node, ast.Name | ast.Attribute) and dotted(node).split(".")[-1].startswith("assert_"):
+            return True  # called, or handed to a map
         if isinstance(node, ast.Call):
             name = dotted(node.func)
             if name in helpers or name in {"pytest.raises", "pytest.warns", "pytest.fail"}:
                 return True
-            if name.split(".")[-1].startswith(("assert", "check")):
+            if name.split(".")[-1].startswith("check"):
                 return True
     return False
 
@@ -157,6 +173,7 @@ GOOD: list[tuple[Check, str]] = [
     (mutated_globals, "x = {}\nx['a'] = 1\ndef f():\n    return x['a']"),
     (mutated_globals, "x = {}\ndef f(x):\n    x['a'] = 1"),
     (undocumented, '"""What it is for."""\nx = 1'),
+    (idle_tests, "def test_a():\n    tree.map(np.testing.assert_array_equal, f(), g())"),
     (idle_tests, "def helper():\n    assert f()\ndef test_a():\n    helper()"),
     (idle_tests, "import pytest\ndef test_a():\n    with pytest.raises(ValueError):\n        f()"),
 ]

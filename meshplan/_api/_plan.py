@@ -1,0 +1,168 @@
+"""The `Plan` that users hold: data, and what can be done with it beside its program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from meshplan._options import Options
+from meshplan.core import ArgumentError, Collective, MeshError
+from meshplan.lower import jit_planned, shardings
+from meshplan.machine import Machine, device_order
+from meshplan.plan import PlanData
+from meshplan.program import Call, Program
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A mesh shape, a spec for every argument, result and intermediate value, and what they cost.
+
+    Predicted figures are per device and step. A plan that was loaded without its step can be
+    shown, compared and explained; to compile it, load it with the step and its arguments.
+    """
+
+    data: PlanData
+    search_seconds: float = 0.0
+    program: Program | None = field(default=None, repr=False)
+    call: Call | None = field(default=None, repr=False)
+    machine: Machine
+    pins: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=Options, repr=False)
+
+    # figures
+
+    @property
+    def mesh_shape(self) -> dict[str, int]:
+        """Axis names and sizes, outermost first."""
+        return self.data.mesh.to_dict()
+
+    @property
+    def step_seconds(self) -> float:
+        """Modelled seconds of one step: computation and communication, not overlapped."""
+        return self.data.step_seconds
+
+    @property
+    def peak_bytes(self) -> float:
+        return self.data.peak_bytes
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        return self.data.collectives
+
+    @property
+    def gap(self) -> float:
+        """How far the chosen cost may be above the best for this mesh: 0 where proven optimal."""
+        return self.data.gap
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.data.notes
+
+    # specs and shardings
+
+    @property
+    def specs(self) -> dict[str, PartitionSpec]:
+        """Stored spec of every argument leaf by its path."""
+        return {a.path: a.spec.partition_spec() for a in self.data.arguments}
+
+    @property
+    def in_specs(self) -> Any:
+        """PartitionSpecs in the structure of the positional arguments (a tuple)."""
+        args, kwargs = self._tree([a.spec.partition_spec() for a in self.data.arguments])
+        return (args, kwargs) if kwargs else args
+
+    @property
+    def out_specs(self) -> Any:
+        """PartitionSpecs in the structure of the step's result."""
+        program = self._need_program()
+        return jax.tree.unflatten(program.out_tree, [r.spec.partition_spec() for r in self.data.results])
+
+    def mesh(self, devices: Sequence[Any] | None = None) -> Mesh:
+        """A jax Mesh with Auto axes over `devices` (default: this process's), which may be a topology's.
+
+        Raises MeshError where their number is not the plan's.
+        """
+        shape = self.data.mesh
+        found = list(jax.devices() if devices is None else devices)
+        if len(found) != shape.devices:
+            raise MeshError(
+                f"the plan is for {shape.devices} devices ({shape}), found {len(found)}. Pass devices=..., plan for "
+                f"{len(found)} devices, or compile ahead of time with plan.audit('{self.data.machine}')."
+            )
+        grid = np.empty(len(found), object)
+        grid[:] = device_order(found)
+        return Mesh(grid.reshape(shape.sizes), shape.names, axis_types=(AxisType.Auto,) * len(shape.axes))
+
+    def in_shardings(self, mesh: Mesh | None = None) -> Any:
+        """NamedShardings in the structure of the positional arguments (a tuple)."""
+        self._need_program()
+        args, kwargs = shardings([a.spec for a in self.data.arguments], self._need_program().in_tree, self._mesh(mesh))
+        return (args, kwargs) if kwargs else args
+
+    def out_shardings(self, mesh: Mesh | None = None) -> Any:
+        """NamedShardings in the structure of the step's result."""
+        return shardings([r.spec for r in self.data.results], self._need_program().out_tree, self._mesh(mesh))
+
+    def abstract_args(self, mesh: Mesh | None = None) -> Any:
+        """The positional arguments as ShapeDtypeStructs with shardings: to lower, or to restore a checkpoint into."""
+        mesh = self._mesh(mesh)
+        leaves = [
+            jax.ShapeDtypeStruct(a.shape, leaf.dtype, sharding=NamedSharding(mesh, a.spec.partition_spec()))
+            for a, leaf in zip(self.data.arguments, self._dtypes(), strict=True)
+        ]
+        args, kwargs = self._tree(leaves)
+        return (args, kwargs) if kwargs else args
+
+    def jit(self, mesh: Mesh | None = None) -> Any:
+        """The planned step as an ordinary jitted function of the step's own arguments, donation included."""
+        return jit_planned(self.data, self._need_program(), self._need_call(), self._mesh(mesh))
+
+    def shard(self, *args: Any, mesh: Mesh | None = None) -> Any:
+        """Arrays placed as the plan stores them, in the structure of the arguments; one argument gives itself."""
+        wanted = self.in_shardings(mesh)
+        placed = tuple(jax.device_put(a, s) for a, s in zip(args, wanted, strict=False))
+        return placed[0] if len(args) == 1 else placed
+
+    # the program behind
+
+    def _tree(self, leaves: Sequence[Any]) -> Any:
+        return jax.tree.unflatten(self._need_program().in_tree, list(leaves))
+
+    def _dtypes(self) -> list[Any]:
+        args, kwargs = self._need_call().dynamic
+        return jax.tree.leaves(jax.eval_shape(lambda *xs: xs, (args, kwargs)))
+
+    def _mesh(self, mesh: Mesh | None) -> Any:
+        if mesh is None:
+            return self.mesh()
+        shape = dict(mesh.shape)
+        if shape != self.mesh_shape:
+            raise MeshError(f"the plan is for mesh {self.data.mesh}, found {shape}. Use plan.mesh() or plan again.")
+        if any(t != AxisType.Auto for t in mesh.axis_types):
+            raise MeshError(
+                f"mesh {shape} has axes of types {tuple(str(t) for t in mesh.axis_types)}; plans need Auto axes: "
+                f"use plan.mesh(), or axis_types=(AxisType.Auto,) * {len(shape)}."
+            )
+        return mesh
+
+    def _need_program(self) -> Program:
+        if self.program is None:
+            raise ArgumentError(
+                "this plan was loaded without its step: it can be shown, not compiled. Load it with "
+                "mp.load(path, step, *args)."
+            )
+        return self.program
+
+    def _need_call(self) -> Call:
+        self._need_program()
+        assert self.call is not None
+        return self.call
+
+    def with_workload(self, workload: str) -> Plan:
+        """The same plan, remembering where its step comes from (for the command line)."""
+        return replace(self, data=replace(self.data, workload=workload))

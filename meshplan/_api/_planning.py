@@ -1,0 +1,105 @@
+"""`mp.plan`: trace, search, answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from meshplan._api._plan import Plan
+from meshplan._options import Options
+from meshplan.core import ArgumentError
+from meshplan.hints import Workload
+from meshplan.machine import Machine
+from meshplan.plan import Found, Search, fixed_mesh, plan_data, prepare, resolve_pins
+from meshplan.program import Call, trace
+
+
+def plan(
+    step: Callable[..., Any] | Workload,
+    *args: Any,
+    machine: Machine | str | None = None,
+    mesh: Mapping[str, int] | None = None,
+    pins: Mapping[str, Any] | None = None,
+    memory_limit: float | None = None,
+    donate_argnums: int | Sequence[int] = (0,),
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    options: Options | None = None,
+) -> Plan:
+    """Choose a mesh shape and a spec for every argument, result and intermediate value of a step.
+
+    Args:
+      step: the whole training step (forward, backward, update), an ordinary function; or a
+        `Workload`, whose arguments and donation are then used.
+      *args: its arguments, arrays or `jax.ShapeDtypeStruct`s in any pytrees, shapes global.
+      machine: what to plan for: a `Machine`, a preset's name such as "h100:4x8", or None for
+        the devices of this process.
+      mesh: axis names and sizes; None searches all mesh shapes of up to `options.max_axes` axes.
+      pins: regular expressions over argument paths ("params/.*/kernel") to `PartitionSpec`s that
+        must hold as stored.
+      memory_limit: bytes per device; default: the chip's memory times `options.memory_fraction`.
+      donate_argnums, static_argnums, static_argnames: as in `jax.jit`.
+      kwargs: keyword arguments of the step.
+
+    Returns: a `Plan`, with predicted seconds and bytes.
+
+    Raises: TraceError, PinError, SpecError, MeshError, MachineError, MemoryLimitError; all before
+    anything is compiled.
+    """
+    began = time.perf_counter()
+    call = make_call(step, args, donate_argnums, static_argnums, static_argnames, kwargs)
+    options = options or Options()
+    search = make_search(call, machine, pins or {}, memory_limit, options)
+    meshes = [fixed_mesh(mesh, search.machine)] if mesh is not None else search.meshes()
+    found, tried = search.best(meshes)
+    return answer(search, call, found, tried, pins or {}, options, time.perf_counter() - began)
+
+
+def make_call(
+    step: Callable[..., Any] | Workload,
+    args: Sequence[Any],
+    donate_argnums: int | Sequence[int],
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> Call:
+    if isinstance(step, Workload):
+        if args:
+            raise ArgumentError("a Workload brings its own arguments: give either a Workload or a step with arguments.")
+        step, args, donate_argnums = step.step, step.args, step.donate_argnums
+    if not callable(step):
+        raise ArgumentError(f"the first argument must be the step function, found {type(step).__name__}.")
+    donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
+    static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+    names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
+    return Call(
+        step=step, args=tuple(args), kwargs=dict(kwargs or {}), static_argnums=static, static_argnames=names,
+        donate_argnums=tuple(d for d in donated if d < len(args)),
+    )
+
+
+def find_machine(machine: Machine | str | None) -> Machine:
+    if machine is None:
+        return Machine.detect()
+    return Machine.preset(machine) if isinstance(machine, str) else machine
+
+
+def make_search(
+    call: Call, machine: Machine | str | None, pins: Mapping[str, Any], memory_limit: float | None, options: Options
+) -> Search:
+    where = find_machine(machine)
+    program = trace(call, rules=options.rules)
+    return prepare(program, where, resolve_pins(pins, program.args), memory_limit, options)
+
+
+def answer(
+    search: Search, call: Call, found: Found, tried: Sequence[Found], pins: Mapping[str, Any], options: Options,
+    seconds: float, template: str = "",
+) -> Plan:
+    data = plan_data(
+        search, found, tried, step=getattr(call.step, "__name__", "step"),
+        pins={k: str(v) for k, v in pins.items()}, donated=call.donate_argnums, template=template,
+    )
+    return Plan(data=data, search_seconds=seconds, program=search.program, call=call, machine=search.machine, pins=dict(pins), options=options)

@@ -1,0 +1,28 @@
+"""Every knob of the planner, once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to plan. All have defaults that suit a first plan.
+
+    max_axes: mesh shapes with up to this many axes are searched (1 to 3).
+    solver_seconds: time limit of the exact solver for one mesh shape.
+    tie_radius: layers whose neighbourhoods agree this many steps far share their decisions; larger
+        ties less.
+    memory_fraction: part of the chip's memory that a plan may fill where no `memory_limit` is given;
+        the rest is for fragmentation and for what the prediction misses.
+    rules: factor rules for primitives that meshplan does not know, by name: a function of an `OpView`,
+        or text in JAX's notation ("i j, j k -> i k").
+    """
+
+    max_axes: int = 3
+    solver_seconds: float = 30.0
+    tie_radius: int = 2
+    memory_fraction: float = 0.9
+    rules: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,107 @@
+"""A plan as an ordinary jitted function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from meshplan.core import ArgumentError, Spec
+from meshplan.lower._constrain import Constraints, constrained
+from meshplan.plan import PlanData
+from meshplan.program import Call, Program
+
+
+def constraints_of(data: PlanData, program: Program) -> Constraints:
+    """The plan's specs by the keys under which the program's equations are found again."""
+    results, uses = {}, {}
+    for planned in data.ops:
+        key = program.ops[planned.index].key
+        for r, path in enumerate(planned.results):
+            if path:
+                results[key, r] = path
+        for k, path in planned.uses:
+            uses[key, k] = path
+    return Constraints(results, uses)
+
+
+def shardings(specs: Sequence[Spec], tree: Any, mesh: Any) -> Any:
+    """A pytree of NamedShardings."""
+    return jax.tree.unflatten(tree, [NamedSharding(mesh, s.partition_spec()) for s in specs])
+
+
+def planned_function(data: PlanData, program: Program, mesh: Any) -> Callable[..., Any]:
+    """The step under the plan's constraints: a function of the dynamic arguments, flat results unflattened."""
+    flat = constrained(program.jaxpr, constraints_of(data, program), mesh)
+
+    def planned(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if tree != program.in_tree:
+            raise ArgumentError(
+                f"the planned step was called with another structure of arguments: planned {program.in_tree}, "
+                f"found {tree}. Plan again for these arguments."
+            )
+        check_shapes(leaves, program)
+        outs = flat(*leaves)
+        for j, result in enumerate(data.results):
+            for spec in (*result.moves, result.spec):
+                if outs[j].ndim:
+                    outs[j] = jax.lax.with_sharding_constraint(outs[j], NamedSharding(mesh, spec.partition_spec()))
+        return jax.tree.unflatten(program.out_tree, outs)
+
+    return planned
+
+
+def check_shapes(leaves: Sequence[Any], program: Program) -> None:
+    for leaf, planned in zip(leaves, program.args, strict=True):
+        shape, dtype = tuple(jax.numpy.shape(leaf)), str(jax.numpy.result_type(leaf) if not hasattr(leaf, "dtype") else leaf.dtype)
+        if shape != planned.aval.shape or dtype != planned.aval.dtype:
+            raise ArgumentError(
+                f"argument '{planned.path}' has {dtype}{list(shape)}, the plan is for "
+                f"{planned.aval.dtype}{list(planned.aval.shape)}. Plan again for this shape, or pass what was planned."
+            )
+
+
+def jit_planned(data: PlanData, program: Program, call: Call, mesh: Any) -> Any:
+    """An ordinary jitted function of the step's own arguments, with its shardings and donation."""
+    args, kwargs = call.dynamic
+    planned = planned_function(data, program, mesh)
+    planned.__name__ = getattr(call.step, "__name__", "step")
+    planned.__doc__ = getattr(call.step, "__doc__", None)
+    static = call.static_argnums
+    if static or set(call.kwargs) != set(kwargs):
+        planned = _with_static(planned, call)
+    out_shardings = shardings([r.spec for r in data.results], program.out_tree, mesh)
+    specs = [a.spec for a in data.arguments]
+    in_args, in_kwargs = shardings(specs, program.in_tree, mesh)
+    if kwargs:
+        # jit takes no shardings for keyword arguments: they are constrained where the step begins
+        return jax.jit(
+            planned, static_argnums=static or None, static_argnames=call.static_argnames or None,
+            donate_argnums=call.donate_argnums, out_shardings=out_shardings,
+        )
+    del in_kwargs
+    return jax.jit(
+        planned, in_shardings=in_args, out_shardings=out_shardings, donate_argnums=call.donate_argnums,
+        static_argnums=static or None, static_argnames=call.static_argnames or None,
+    )
+
+
+def _with_static(planned: Callable[..., Any], call: Call) -> Callable[..., Any]:
+    """Accept the static arguments where the step has them; they must be the planned ones."""
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        for i in call.static_argnums:
+            if args[i] != call.args[i]:
+                raise ArgumentError(f"static argument {i} is {args[i]!r}, planned was {call.args[i]!r}. Plan again.")
+        for name in call.static_argnames:
+            if kwargs.get(name) != call.kwargs.get(name):
+                raise ArgumentError(
+                    f"static argument '{name}' is {kwargs.get(name)!r}, planned was {call.kwargs.get(name)!r}. Plan again."
+                )
+        dynamic = [a for i, a in enumerate(args) if i not in call.static_argnums]
+        return planned(*dynamic, **{k: v for k, v in kwargs.items() if k not in call.static_argnames})
+
+    return step

@@ -1,0 +1,107 @@
+"""The answer, as data: what a plan file holds.
+
+Everything here is plain (tuples, strings, numbers), free of jax and of the traced program,
+so that a plan can be saved, compared and shown where the program is not at hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from meshplan.core import Collective, MeshShape, Spec
+
+Path = tuple[Spec, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayPlan:
+    """One argument or result leaf. `spec` is how it is stored between steps; `used` the specs that the
+    program wants it in (none where it is used as stored). `dims` are names of its dims, '' for none."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    spec: Spec
+    used: tuple[Spec, ...] = ()
+    dims: tuple[str, ...] = ()
+    pair: int = -1
+    pinned: bool = False
+    moves: Path = ()
+
+    @property
+    def nbytes(self) -> int:
+        total = _itemsize(self.dtype)
+        for n in self.shape:
+            total *= n
+        return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpPlan:
+    """One operation: the specs its results go through when made, those its operands go through before use."""
+
+    index: int
+    results: tuple[Path, ...] = ()
+    uses: tuple[tuple[int, Path], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One mesh shape that the search looked at. `feasible`: it fits the memory limit."""
+
+    mesh: MeshShape
+    step_seconds: float
+    peak_bytes: float
+    feasible: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldBytes:
+    """One of the largest things in memory at the peak."""
+
+    what: str
+    nbytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanData:
+    """All that a plan says. Seconds and bytes are predicted, per device and step."""
+
+    step: str
+    fingerprint: str
+    machine: str
+    mesh: MeshShape
+    arguments: tuple[ArrayPlan, ...]
+    results: tuple[ArrayPlan, ...]
+    ops: tuple[OpPlan, ...]
+    collectives: tuple[Collective, ...]
+    flops: float
+    compute_seconds: float
+    communication_seconds: float
+    argument_bytes: float
+    peak_bytes: float
+    at_peak: tuple[HeldBytes, ...]
+    memory_limit: float
+    gap: float
+    candidates: tuple[Candidate, ...] = ()
+    pins: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+    rules: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    template: str = ""
+    workload: str = ""
+    donated: tuple[int, ...] = field(default=())
+
+    @property
+    def step_seconds(self) -> float:
+        return self.compute_seconds + self.communication_seconds
+
+
+def _itemsize(dtype: str) -> int:
+    import numpy as np
+
+    try:
+        return int(np.dtype(dtype).itemsize)
+    except TypeError:
+        import ml_dtypes  # comes with jax
+
+        return int(np.dtype(getattr(ml_dtypes, dtype, np.uint64)).itemsize)

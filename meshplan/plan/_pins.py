@@ -1,0 +1,71 @@
+"""Pins: specs that the user fixed, by patterns over argument paths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshplan.core import MeshShape, PinError, Spec, SpecError, check_entries, check_spec, nearest
+from meshplan.hints import find
+from meshplan.program import Leaf
+from meshplan.strategy import Choices, Graph, Node
+
+
+def resolve_pins(pins: Mapping[str, Any], args: Sequence[Leaf]) -> dict[int, Spec]:
+    """Spec of every pinned argument leaf. Two pins may meet on one leaf only if they agree."""
+    paths = [leaf.path for leaf in args]
+    found: dict[int, tuple[str, Spec]] = {}
+    for pattern, wanted in pins.items():
+        for i in find(pattern, paths):
+            check_entries(tuple(wanted), len(args[i].aval.shape), f"pin '{pattern}' on '{paths[i]}'")
+            spec = Spec.of(wanted, len(args[i].aval.shape))
+            if i in found and found[i][1] != spec:
+                other, theirs = found[i]
+                raise PinError(
+                    f"pins '{other}' and '{pattern}' both match '{paths[i]}' but say {theirs} and {spec}. Keep one."
+                )
+            found[i] = (pattern, spec)
+    return {i: spec for i, (_, spec) in found.items()}
+
+
+def check_pins(pins: Mapping[int, Spec], args: Sequence[Leaf], mesh: MeshShape) -> None:
+    for i, spec in pins.items():
+        aval = args[i].aval
+        check_spec(spec, aval.shape, aval.itemsize, mesh, f"pin on '{args[i].path}'")
+
+
+def pin_axes(pins: Mapping[int, Spec], known: Sequence[str], args: Sequence[Leaf]) -> set[str]:
+    """Axes that pins name; `SpecError` for one that no mesh of the search has."""
+    named: set[str] = set()
+    for i, spec in pins.items():
+        for axis in spec.axes:
+            if axis not in known:
+                raise SpecError(
+                    f"pin on '{args[i].path}': axis '{axis}' is unknown; the search names its axes "
+                    f"{', '.join(known)}. {nearest(axis, known)} Or fix the mesh: mesh={{'{axis}': ...}}."
+                )
+            named.add(axis)
+    return named
+
+
+def keep_pinned(
+    node: int, about: Node, choices: Choices, pins: Mapping[int, Spec]
+) -> np.ndarray:
+    """Which strategies store every pinned argument of the node as pinned."""
+    ok = np.ones(len(choices), bool)
+    for i, dims in about.arguments.items():
+        if i in pins:
+            specs, index = choices.specs(dims)
+            ok &= np.array([s == pins[i] for s in specs])[index]
+    return ok
+
+
+def pin_marks(graph: Graph, pins: Mapping[int, Spec]) -> dict[int, Any]:
+    """Marks that keep nodes with different pins from being tied."""
+    marks: dict[int, Any] = {}
+    for i, spec in pins.items():
+        node = graph.node_of_arg[i]
+        marks[node] = (*marks.get(node, ()), str(spec))
+    return marks

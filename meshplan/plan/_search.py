@@ -1,0 +1,196 @@
+"""The search: for every mesh shape the cheapest strategies that fit, then the best shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan._options import Options
+from meshplan.core import MemoryLimitError, MeshError, MeshShape, Spec, format_bytes
+from meshplan.cost import Chosen, MeshModel, Prediction, Space
+from meshplan.machine import Machine, legal_mesh_shapes
+from meshplan.plan._pins import check_pins, keep_pinned, pin_axes, pin_marks
+from meshplan.program import Program
+from meshplan.solve import minimum_peak, solve
+from meshplan.strategy import (
+    TENSOR_TEMPLATES, Choices, DimClasses, Graph, Node, build_graph, dim_classes, template_keep, tie,
+)
+
+AXIS_NAMES = {1: ("data",), 2: ("data", "model"), 3: ("data", "fsdp", "model")}
+MEMORY_ROUNDS = 8
+ROWS_PER_ROUND = 6
+
+KeepNode = Callable[[int, Node, Choices], np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best strategies found for one mesh."""
+
+    mesh: MeshShape
+    chosen: Chosen
+    prediction: Prediction
+    gap: float
+    feasible: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """Everything fixed before a mesh is looked at; make one with `prepare`."""
+
+    program: Program
+    machine: Machine
+    graph: Graph
+    space: Space
+    classes: DimClasses
+    pins: Mapping[int, Spec]
+    limit: float
+    options: Options
+
+    def keep(self, template: str | None) -> Callable[[int, Node, Choices], np.ndarray]:
+        extra = template_keep(template, self.graph, self.classes) if template else None
+
+        def wanted(c: int, about: Node, choices: Choices) -> np.ndarray:
+            node = self.space.ties.first[c]
+            ok = keep_pinned(node, about, choices, self.pins)
+            if extra is not None and not (about.arguments.keys() & self.pins.keys()):
+                ok &= extra(node, about, choices)
+            return ok
+
+        return wanted
+
+    def at(self, mesh: MeshShape, template: str | None = None) -> Found | None:
+        """The cheapest strategies over one mesh; None where the restrictions leave none."""
+        check_pins(self.pins, self.program.args, mesh)
+        model = MeshModel(self.space, self.machine, mesh, self.keep(template))
+        if any(len(c) == 0 for c in model.choices):
+            return None
+        return self.fit(model)
+
+    def fit(self, model: MeshModel) -> Found:
+        """Solve, look where memory runs over, add rows for those times, solve again."""
+        rows: list[int] = []
+        limit, best = self.limit, None
+        for _ in range(MEMORY_ROUNDS):
+            solution = solve(model.problem(rows, limit), seconds=self.options.solver_seconds)
+            chosen = Chosen(model, solution.choice)
+            prediction = chosen.predict()
+            fits = prediction.peak_bytes <= self.limit
+            found = Found(model.mesh, chosen, prediction, solution.gap, fits)
+            if fits:
+                return found
+            if best is None or prediction.peak_bytes < best.prediction.peak_bytes:
+                best = found
+            if not solution.feasible:
+                break
+            new = [r for r in peaks(chosen, self.limit) if r not in rows]
+            if not new:  # the rows hold, the exact count is above: ask for less
+                limit *= min(0.98, self.limit / prediction.peak_bytes)
+            rows += new[:ROWS_PER_ROUND]
+        assert best is not None
+        return self.least(model, rows, best)
+
+    def least(self, model: MeshModel, rows: Sequence[int], best: Found) -> Found:
+        """Nothing fits: the least peak that can be reached, for the report."""
+        if not rows:
+            rows = [best.prediction.peak_position]
+        solution = minimum_peak(model.problem(rows, self.limit))
+        chosen = Chosen(model, solution.choice)
+        prediction = chosen.predict()
+        if prediction.peak_bytes >= best.prediction.peak_bytes:
+            return best
+        fits = prediction.peak_bytes <= self.limit
+        return Found(model.mesh, chosen, prediction, solution.gap, fits)
+
+    # meshes
+
+    def meshes(self, template: str | None = None) -> list[MeshShape]:
+        """All mesh shapes worth a look, fewest axes first."""
+        named = pin_axes(self.pins, AXIS_NAMES[3][: self.options.max_axes], self.program.args)
+        shapes = legal_mesh_shapes(self.machine, self.options.max_axes)
+        uniform = len(self.machine.levels) == 1 and self.machine.levels[0].kind == "switch"
+        if uniform and not named and template not in TENSOR_TEMPLATES:
+            shapes = [s for s in shapes if tuple(sorted(s, reverse=True)) == tuple(s)]
+        meshes = [MeshShape(tuple(zip(AXIS_NAMES[len(s)], s, strict=True))) for s in shapes if len(s) in AXIS_NAMES]
+        meshes = [m for m in meshes if named <= set(m.names)]
+        if template in TENSOR_TEMPLATES:
+            meshes = [m for m in meshes if len(m.axes) >= 2]
+        elif template is not None:
+            fewest = min((len(m.axes) for m in meshes), default=0)
+            meshes = [m for m in meshes if len(m.axes) == fewest][:1]
+        return sorted(meshes, key=lambda m: len(m.axes))
+
+    def best(self, meshes: Sequence[MeshShape], template: str | None = None) -> tuple[Found, list[Found]]:
+        """(the fastest that fits, all). Raises `MemoryLimitError` where none fits, unless a template is asked for."""
+        everything: list[Found] = []
+        for mesh in meshes:
+            found = self.at(mesh, template)
+            if found is not None:
+                everything.append(found)
+        if not everything:
+            raise MeshError(
+                f"no mesh shape of {self.machine.name} allows the pins together; give mesh=... with the pinned axes."
+            )
+        fitting = [f for f in everything if f.feasible]
+        if not fitting:
+            least = min(everything, key=lambda f: f.prediction.peak_bytes)
+            if template is None:
+                raise MemoryLimitError(too_large(least, self.limit))
+            return least, everything
+        # a mesh with more axes must be better, not just equal up to rounding
+        best = fitting[0]
+        for f in fitting[1:]:
+            if f.prediction.step_seconds < best.prediction.step_seconds * (1 - 1e-6):
+                best = f
+        return best, everything
+
+
+def prepare(
+    program: Program, machine: Machine, pins: Mapping[int, Spec], limit: float | None, options: Options
+) -> Search:
+    graph = build_graph(program, merge_sums=machine.chip.platform != "cpu")
+    ties = tie(graph, pin_marks(graph, pins), options.tie_radius)
+    budget = limit if limit is not None else machine.memory_bytes * options.memory_fraction
+    return Search(
+        program=program, machine=machine, graph=graph, space=Space.of(graph, ties), classes=dim_classes(graph),
+        pins=pins, limit=float(budget), options=options,
+    )
+
+
+def peaks(chosen: Chosen, limit: float) -> list[int]:
+    """Positions where memory is over the limit, one per stretch, the highest first."""
+    _, usage = chosen.memory()
+    over = np.flatnonzero(usage > limit)
+    if not len(over):
+        return []
+    stretches = np.split(over, np.flatnonzero(np.diff(over) > 1) + 1)
+    tops = [int(s[np.argmax(usage[s])]) for s in stretches]
+    # a long stretch may hold several different situations
+    tops += [int(s[len(s) // 2]) for s in stretches if len(s) > 50] + [int(s[-1]) for s in stretches if len(s) > 50]
+    return sorted(dict.fromkeys(tops), key=lambda r: -usage[r])
+
+
+def too_large(least: Found, limit: float) -> str:
+    peak = least.prediction
+    shown = "; ".join(f"{format_bytes(h.nbytes)} {h.what}" for h in peak.at_peak[:5])
+    return (
+        f"no plan fits {format_bytes(limit)} per device: the least achievable peak is {format_bytes(peak.peak_bytes)} "
+        f"(mesh {least.mesh}). The largest values at that time: {shown}. Raise memory_limit, take more devices, a "
+        f"smaller batch, or rematerialise with jax.checkpoint."
+    )
+
+
+def fixed_mesh(mesh: Mapping[str, int], machine: Machine) -> MeshShape:
+    """The user's mesh, which must have as many devices as the machine."""
+    shape = MeshShape.of(dict(mesh))
+    if not shape.axes or any(s < 1 for s in shape.sizes):
+        raise MeshError(f"mesh {dict(mesh)!r}: give one positive size per axis, such as {{'data': {machine.devices}}}.")
+    if shape.devices != machine.devices:
+        raise MeshError(
+            f"mesh {shape} has {shape.devices} devices, machine {machine.name} has {machine.devices}. "
+            f"Sizes must multiply to {machine.devices}."
+        )
+    return shape
+
