@@ -150,7 +150,7 @@ class Llama(nnx.Module):
         """Logits, f32 [batch, seq, vocab], of tokens int32 [batch, seq]."""
         x = self.embed[...][tokens].astype(self.cfg.dtype)
         run = jax.checkpoint(Block.__call__, prevent_cse=not self.cfg.scan) if self.cfg.remat else Block.__call__
-        if self.cfg.scan:
+        if isinstance(self.layers, Block):
             x, _ = lax.scan(lambda x, layer: (run(layer, x), None), x, self.layers)
         else:
             for layer in self.layers:

@@ -63,8 +63,8 @@ def batches(size: int, seed: int = 0) -> Iterator[dict[str, np.ndarray]]:
     """Random draws, without end, from the 1797 images."""
     from sklearn.datasets import load_digits
 
-    digits = load_digits()
-    images, labels = (digits.data / 16).astype(np.float32), digits.target.astype(np.int32)
+    pixels, digits = load_digits(return_X_y=True)
+    images, labels = np.asarray(pixels / 16, np.float32), np.asarray(digits, np.int32)
     rng = np.random.default_rng(seed)
     while True:
         chosen = rng.integers(0, len(labels), size)

@@ -8,11 +8,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from meshplan._options import Options
 from meshplan.core import ArgumentError, Collective, MeshError
-from meshplan.lower import jit_planned, shardings
+from meshplan.lower import (
+    Audit, Prediction, Verification, audit_jitted, compare_leaves, jit_planned, shardings,
+)
 from meshplan.machine import Machine, device_order
 from meshplan.plan import PlanData
 from meshplan.program import Call, Program
@@ -111,11 +113,7 @@ class Plan:
     def abstract_args(self, mesh: Mesh | None = None) -> Any:
         """The positional arguments as ShapeDtypeStructs with shardings: to lower, or to restore a checkpoint into."""
         mesh = self._mesh(mesh)
-        leaves = [
-            jax.ShapeDtypeStruct(a.shape, leaf.dtype, sharding=NamedSharding(mesh, a.spec.partition_spec()))
-            for a, leaf in zip(self.data.arguments, self._dtypes(), strict=True)
-        ]
-        args, kwargs = self._tree(leaves)
+        args, kwargs = self._tree(self._abstract(mesh))
         return (args, kwargs) if kwargs else args
 
     def jit(self, mesh: Mesh | None = None) -> Any:
@@ -128,7 +126,64 @@ class Plan:
         placed = tuple(jax.device_put(a, s) for a, s in zip(args, wanted, strict=False))
         return placed[0] if len(args) == 1 else placed
 
+    # what the compiler and the devices say
+
+    def audit(self, target: str | Machine | None = None, *, timeout_seconds: float = 600.0) -> Audit:
+        """Compile and hold the prediction against the compiled module: collectives, FLOPs, memory.
+
+        `target`: a preset's name ("tpu-v5e:2x4", "h100:1x8", "cpu:8") or a Machine, compiled for ahead of time
+        where this process lacks it; None is the machine of the plan, or this process's devices where they are it.
+        Raises CompileError where the compiler is missing or dies, MeshError for another number of devices.
+        """
+        where = find_target(target, self.machine)
+        if where.devices != self.data.mesh.devices:
+            raise MeshError(
+                f"the plan is for {self.data.mesh.devices} devices ({self.data.mesh}), {where.name} has "
+                f"{where.devices}. Audit on a machine of that size, or plan for {where.name}."
+            )
+        mesh = AbstractMesh(
+            self.data.mesh.sizes, self.data.mesh.names, axis_types=(AxisType.Auto,) * len(self.data.mesh.axes)
+        )
+        fn = jit_planned(self.data, self._need_program(), self._need_call(), mesh)
+        args, kwargs = self._tree(self._abstract(mesh))
+        predicted = Prediction(
+            collectives=self.data.collectives, flops=self.data.flops, peak_bytes=self.data.peak_bytes
+        )
+        static = self._need_call()
+        full = list(args)
+        for i in sorted(static.static_argnums):
+            full.insert(i, static.args[i])
+        named = {**kwargs, **{k: static.kwargs[k] for k in static.static_argnames if k in static.kwargs}}
+        return audit_jitted(fn, *full, target=where, timeout_seconds=timeout_seconds, predicted=predicted, **named)
+
+    def verify(
+        self, *args: Any, mesh: Mesh | None = None, tolerance: float | None = None, **kwargs: Any
+    ) -> Verification:
+        """Run the step as planned and on one device, and compare every leaf of the result.
+
+        `args` are real arrays. `tolerance`: allowed norm of the difference over the norm, per leaf; default 1e-4,
+        2e-2 for 16-bit floats. Nothing is donated, so the arguments stay usable.
+        """
+        call, program = self._need_call(), self._need_program()
+        where = self._mesh(mesh)
+        args, kwargs = jax.tree.map(jax.numpy.asarray, (args, kwargs), is_leaf=lambda x: isinstance(x, np.ndarray))
+        alone = jax.tree.map(lambda x: jax.device_put(x, where.devices.flat[0]), (args, kwargs))
+        plain = jax.jit(call.step, static_argnums=call.static_argnums or None, static_argnames=call.static_argnames or None)
+        reference = jax.tree.leaves(plain(*alone[0], **alone[1]))
+        undonated = jit_planned(self.data, program, replace(call, donate_argnums=()), where)
+        planned = jax.tree.leaves(undonated(*args, **kwargs))
+        paths = [leaf.path for leaf in program.results]
+        return Verification(
+            leaves=compare_leaves(planned, reference, paths, tolerance), devices=self.data.mesh.devices
+        )
+
     # the program behind
+
+    def _abstract(self, mesh: Any) -> list[Any]:
+        return [
+            jax.ShapeDtypeStruct(a.shape, leaf.dtype, sharding=NamedSharding(mesh, a.spec.partition_spec()))
+            for a, leaf in zip(self.data.arguments, self._dtypes(), strict=True)
+        ]
 
     def _tree(self, leaves: Sequence[Any]) -> Any:
         return jax.tree.unflatten(self._need_program().in_tree, list(leaves))
@@ -166,3 +221,9 @@ class Plan:
     def with_workload(self, workload: str) -> Plan:
         """The same plan, remembering where its step comes from (for the command line)."""
         return replace(self, data=replace(self.data, workload=workload))
+
+
+def find_target(target: str | Machine | None, planned: Machine) -> Machine:
+    if target is None:
+        return planned
+    return Machine.preset(target) if isinstance(target, str) else target

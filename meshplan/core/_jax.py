@@ -105,6 +105,11 @@ def body_like(old: Any, new: Any) -> tuple[Any, tuple[Any, ...]]:
     return inner, ()
 
 
+def user_source(eqn: Any) -> Any:
+    """A context in which new equations carry the source line of `eqn`."""
+    return _source_info.user_context(eqn.source_info.traceback)
+
+
 def bind(eqn: Any, args: Sequence[Any], changes: dict[str, Any], extra: Sequence[Any] = ()) -> Sequence[Any]:
     """Run one equation on new operands, some parameters exchanged; `extra` operands go first."""
     params = eqn.primitive.get_bind_params({**eqn.params, **changes})

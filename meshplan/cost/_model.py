@@ -19,7 +19,8 @@ from meshplan.cost._nodes import node_seconds
 from meshplan.cost._problem import FORBIDDEN, Floats, Problem
 from meshplan.cost._rates import Rates
 from meshplan.machine import Machine
-from meshplan.rules import Dims
+from meshplan.program import Program
+from meshplan.rules import Aval, Dims
 from meshplan.strategy import Choices, Edge, Graph, Node, Ties, enumerate_choices
 
 Index = npt.NDArray[np.int64]
@@ -90,12 +91,18 @@ class MeshModel:
     def target_specs(self, edge: TiedEdge) -> tuple[list[Spec], Index]:
         return self.specs(edge.target, edge.first.want)
 
-    def wire_bytes(self, edge: Edge) -> float:
-        """Bytes of the edge's whole value as the back end sends it."""
-        graph = self.space.graph
-        aval = graph.program.values[edge.value].aval
-        into_dot = bool(edge.uses) and all(graph.program.ops[o].primitive == "dot_general" for o, _ in edge.uses)
-        return aval.nbytes * self.rates.emission.bytes_factor(aval.dtype, into_dot)
+    def wire_bytes(self, edge: Edge) -> tuple[float, float]:
+        """Bytes of the edge's whole value as the back end sends it: while it is summed, and when it is moved.
+
+        Moves are made after a narrowing conversion that follows, sums before it (measured).
+        """
+        program = self.space.graph.program
+        aval = program.values[edge.value].aval
+        emission = self.rates.emission
+        into_dot = bool(edge.uses) and all(program.ops[o].primitive == "dot_general" for o, _ in edge.uses)
+        moved = narrowed(program, edge) or aval
+        sums = aval.nbytes * emission.bytes_factor(aval.dtype)
+        return sums, moved.nbytes * emission.bytes_factor(moved.dtype, into_dot)
 
     # arrays
 
@@ -115,7 +122,7 @@ class MeshModel:
         (sources, i), (targets, j) = self.source_specs(edge), self.target_specs(edge)
         if self.node(edge.source).free:
             return np.zeros((len(i), len(j)))
-        small = self.rates.table(sources, targets, self.wire_bytes(edge.first))
+        small = self.rates.table(sources, targets, *self.wire_bytes(edge.first))
         small = np.where(small >= FORBIDDEN, FORBIDDEN, small * edge.first.count * len(edge.members))
         return small[np.ix_(i, j)]
 
@@ -211,6 +218,17 @@ def tie_edges(space: Space) -> list[TiedEdge]:
     return sorted(edges, key=lambda t: -graph.program.nbytes(t.first.value))
 
 
+def narrowed(program: Program, edge: Edge) -> Aval | None:
+    """What the value is converted to where it arrives, if every use converts it to something smaller."""
+    results = []
+    for op, _ in edge.uses:
+        if program.ops[op].primitive != "convert_element_type":
+            return None
+        results.append(program.ops[op].view.results[0])
+    widest = max(results, key=lambda a: a.itemsize, default=None)
+    return widest if widest is not None and widest.itemsize < program.values[edge.value].aval.itemsize else None
+
+
 def copy_span(edge: Edge) -> tuple[int, int]:
     """Positions between which the resharded copy of an edge is held."""
     if not edge.uses:
@@ -219,7 +237,9 @@ def copy_span(edge: Edge) -> tuple[int, int]:
 
 
 def _held(graph: Graph, node: Node, aliased: set[int | None]) -> dict[int, Dims]:
-    held = {v: d for v, d in node.values.items() if v not in aliased and not node.free}
+    if node.free:
+        return {}
+    held = {v: d for v, d in (node.values | node.kept).items() if v not in aliased}
     for i, dims in node.arguments.items():
         value = graph.program.args[i].value
         if value is not None:

@@ -105,17 +105,16 @@ class Chosen:
     def _moves(self, edge: Edge, done: set[object]) -> Iterator[tuple[Collective, float]]:
         target = self.graph.nodes[edge.target]
         at = self.graph.program.values[edge.value].op
-        wire = self.model.wire_bytes(edge) / max(1, self.graph.program.nbytes(edge.value))
+        sums, moves = self.model.wire_bytes(edge)
         for step in self.path(edge):
             kind = self.model.rates.emission.kind(step)
             place = (edge.value, step.kind, step.axes, step.after, target.region, target.scope, edge.stored)
             if kind is None or place in done:
                 continue
             done.add(place)
-            local = self.graph.program.nbytes(edge.value) * step.fraction * wire
+            local = (sums if step.reduces else moves) * step.fraction
             use = edge.uses[0][0] if edge.uses else at
-            reduces = kind in ("all-reduce", "reduce-scatter")
-            yield self._collective(kind, step.axes, local, edge.count, edge.value, at if reduces else use, wire=1.0)
+            yield self._collective(kind, step.axes, local, edge.count, edge.value, at if step.reduces else use, wire=1.0)
 
     def _collective(
         self, kind: str, axes: tuple[str, ...], local: float, count: float, value: int, op: int, wire: float | None = None

@@ -23,9 +23,44 @@ class Step:
     fraction: float
     after: Spec
 
+    @property
+    def reduces(self) -> bool:
+        return self.kind in ("all-reduce", "reduce-scatter")
+
 
 def reshard_path(source: Spec, target: Spec, mesh: MeshShape) -> tuple[Step, ...]:
     """The steps from `source` to `target`, both of one array; () where they are equal.
+
+    Only the dims that are split matter, and not their places: equal moves have equal paths
+    (and `canonical` is their common form).
+    """
+    if source == target:
+        return ()
+    order, small_source, small_target = canonical(source, target)
+    steps = _path(small_source, small_target, mesh)
+    return tuple(Step(s.kind, s.axes, s.fraction, _widened(s.after, order, len(source.dims))) for s in steps)
+
+
+def canonical(source: Spec, target: Spec) -> tuple[tuple[int, ...], Spec, Spec]:
+    """(dims that are split in either spec in a fixed order, both specs of these dims alone)."""
+    split = [d for d in range(len(source.dims)) if source.dims[d] or target.dims[d]]
+    order = tuple(sorted(split, key=lambda d: (source.dims[d], target.dims[d])))
+    return (
+        order,
+        Spec(tuple(source.dims[d] for d in order), source.unreduced),
+        Spec(tuple(target.dims[d] for d in order), target.unreduced),
+    )
+
+
+def _widened(small: Spec, order: tuple[int, ...], ndim: int) -> Spec:
+    dims: list[Axes] = [()] * ndim
+    for d, axes in zip(order, small.dims, strict=True):
+        dims[d] = axes
+    return Spec(tuple(dims), small.unreduced)
+
+
+def _path(source: Spec, target: Spec, mesh: MeshShape) -> tuple[Step, ...]:
+    """The steps between two specs in canonical form.
 
     Sums first (reduce-scatter where the target splits a dim by the axis, else all-reduce), then
     slices, which cost nothing and make the rest smaller, exchanges, permutes, gathers last.
@@ -33,7 +68,7 @@ def reshard_path(source: Spec, target: Spec, mesh: MeshShape) -> tuple[Step, ...
     steps: list[Step] = []
     dims = [list(d) for d in source.dims]
     pending = [a for a in source.unreduced if a not in target.unreduced]
-    _scatter(dims, pending, target, mesh, steps, source)
+    _scatter(dims, pending, target, mesh, steps)
     if pending:
         fraction = 1 / _shards(dims, mesh)
         steps.append(Step("all-reduce", tuple(pending), fraction, _spec(dims, target)))
@@ -60,19 +95,33 @@ def _wanted_next(dims: list[list[str]], target: Spec, j: int) -> str | None:
     return None
 
 
-def _scatter(
-    dims: list[list[str]], pending: list[str], target: Spec, mesh: MeshShape, steps: list[Step], source: Spec
-) -> None:
-    for j in range(len(dims)):
-        taken: list[str] = []
-        before = 1 / _shards(dims, mesh)
-        while (axis := _wanted_next(dims, target, j)) in pending and axis is not None:
-            dims[j].append(axis)
-            pending.remove(axis)
-            taken.append(axis)
-        if taken:
-            after = Spec(tuple(map(tuple, dims)), (*target.unreduced, *pending))
-            steps.append(Step("reduce-scatter", tuple(taken), before, after))
+def _scatter(dims: list[list[str]], pending: list[str], target: Spec, mesh: MeshShape, steps: list[Step]) -> None:
+    """Reduce-scatter what the target splits by pending axes, where XLA makes one of it (measured on
+    GPU and TPU): onto a single dim, and onto a dim that is whole so far if other axes only reduce."""
+    taken = [_takes(dims[j], target.dims[j], pending) for j in range(len(dims))]
+    places = [j for j, axes in enumerate(taken) if axes]
+    if len(places) != 1:
+        return
+    (j,) = places
+    if len(taken[j]) < len(pending) and dims[j]:
+        return
+    before = 1 / _shards(dims, mesh)
+    dims[j] += taken[j]
+    pending[:] = [a for a in pending if a not in taken[j]]
+    after = Spec(tuple(map(tuple, dims)), (*target.unreduced, *pending))
+    steps.append(Step("reduce-scatter", tuple(taken[j]), before, after))
+
+
+def _takes(have: list[str], want: Axes, pending: list[str]) -> list[str]:
+    """Pending axes that continue `have` towards `want`."""
+    if tuple(have) != want[: len(have)]:
+        return []
+    out: list[str] = []
+    for axis in want[len(have) :]:
+        if axis not in pending:
+            break
+        out.append(axis)
+    return out
 
 
 def _slice(dims: list[list[str]], target: Spec, mesh: MeshShape, steps: list[Step]) -> bool:
@@ -97,8 +146,7 @@ def _exchange(dims: list[list[str]], target: Spec, mesh: MeshShape, steps: list[
             for width in range(len(dims[i]), 0, -1):
                 tail = dims[i][-width:]
                 have, want = tuple(dims[j]), target.dims[j]
-                keeps = tuple(dims[i][:-width]) == target.dims[i][: len(dims[i]) - width]
-                if keeps and want[: len(have)] == have and want[len(have) : len(have) + width] == tuple(tail):
+                if want[: len(have)] == have and want[len(have) : len(have) + width] == tuple(tail):
                     fraction = 1 / _shards(dims, mesh)
                     del dims[i][-width:]
                     dims[j] += tail

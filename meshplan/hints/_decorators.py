@@ -71,9 +71,9 @@ def params(**patterns: str) -> Callable[[C], C]:
 
     def decorate(cls: C) -> C:
         if not isinstance(cls, type):
-            raise ArgumentError(f"params(...) names attributes of a class; {cls!r} is none. Use dims(...) on a function.")
-        fields = cls.__dict__.get("__dataclass_fields__")
-        for attr in patterns if fields is not None else ():
+            raise ArgumentError(f"params(...) names attributes of a class; {cls!r} is none. Use dims(...) for it.")
+        fields = cls.__dict__.get("__dataclass_fields__", {})
+        for attr in patterns if fields else ():
             if attr.split(".")[0] not in fields:
                 raise SpecError(
                     f"params({attr}={patterns[attr]!r}): {cls.__name__} has no field {attr!r}. {nearest(attr, fields)}"

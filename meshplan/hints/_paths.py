@@ -45,7 +45,7 @@ def leaf_paths(
     `arg_names` has one name per positional argument (see `argument_names`). Raises `ArgumentError` otherwise.
     """
     if len(args) != len(arg_names):
-        raise ArgumentError(f"{len(args)} arguments but {len(arg_names)} names ({', '.join(arg_names)}): name each one.")
+        raise ArgumentError(f"{len(args)} arguments, {len(arg_names)} names ({', '.join(arg_names)}): name each one.")
     named = [*zip(arg_names, args, strict=True), *sorted((kwargs or {}).items())]
     return tuple("/".join((name, *view.keys)) for name, arg in named for view in walk(arg))
 
@@ -77,7 +77,8 @@ def nearest_paths(pattern: str, paths: Iterable[str], most: int = 3) -> str:
     kinds: dict[str, str] = {}
     for path in paths:
         kinds.setdefault(re.sub(r"\d+", "0", path), path)
-    scored = sorted(((_likeness(wanted, path), path) for path in kinds.values()), key=lambda pair: (-pair[0], pair[1].count("/")))
+    scored = [(_likeness(wanted, path), path) for path in kinds.values()]
+    scored.sort(key=lambda pair: (-pair[0], pair[1].count("/")))
     close = [path for score, path in scored[:most] if wanted and score >= max(0.55, 0.85 * scored[0][0])]
     return f"Nearest: {', '.join(close)}." if close else nearest("", kinds.values(), most)
 
@@ -87,7 +88,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise PinError(f"pin {pattern!r} is no regular expression: {error}. Escape [, ( and the like with \\.") from error
+        raise PinError(f"pin {pattern!r} is no regular expression: {error}. Escape [ and ( with \\.") from error
 
 
 def _starts(path: str) -> list[int]:

@@ -99,7 +99,7 @@ def compile_module(
         }), encoding="utf-8")
         argv = [*(command or (sys.executable, "-P", str(CHILD))), str(folder)]
         result = _until_free(argv, folder, _environment(platform, topology), timeout_seconds, f"{platform} {topology}")
-        return _read_result(result, folder)
+        return _read_result(result, folder, program)
     except CompileError:
         raise
     except BaseException:
@@ -145,7 +145,7 @@ def _libtpu_wish() -> str:
 def _environment(platform: str, topology: str) -> dict[str, str]:
     env = dict(os.environ)
     env["JAX_PLATFORMS"] = "cpu"
-    env["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+    env["PYTHONPATH"] = os.pathsep.join(p or str(Path.cwd()) for p in sys.path)
     # libtpu would look for a metadata server, and admit one process even where none touches a chip.
     env.setdefault("TPU_SKIP_MDS_QUERY", "1")
     env["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
@@ -165,8 +165,12 @@ def _until_free(
         busy = re.search(r"lockfile|already in use by", str(result.get("error", "")))
         if not busy or time.monotonic() + pause >= ends:
             return result
-        time.sleep(pause)
+        _sleep(pause)
         pause = min(pause * 2, 15.0)
+
+
+def _sleep(seconds: float) -> None:
+    time.sleep(seconds)
 
 
 def _run_child(
@@ -217,7 +221,7 @@ def _log_words(log: Path) -> str:
     return f"Its log, {log}, ends:\n{tail}" if tail else f"Its log, {log}, is empty."
 
 
-def _read_result(result: dict[str, Any], folder: Path) -> CompiledModule | OutOfMemory:
+def _read_result(result: dict[str, Any], folder: Path, program: ExportedProgram) -> CompiledModule | OutOfMemory:
     log = folder / "log.txt"
     error = result.get("error", "")
     if "RESOURCE_EXHAUSTED" in error:
@@ -227,8 +231,9 @@ def _read_result(result: dict[str, Any], folder: Path) -> CompiledModule | OutOf
         if "the topology" in error and "devices, the program" in error:
             raise MeshError(f"{error.partition(': ')[2]}. Give the arguments shardings over as many devices.")
         raise CompileError(f"the compiler refused the program: {error[:LOG_TAIL]}\nIts log: {log}")
+    text = (folder / "module.hlo").read_text(encoding="utf-8")
     compiled = CompiledModule(
-        text=(folder / "module.hlo").read_text(encoding="utf-8"), memory=MemoryUse(**result["memory"]),
+        text=program.with_argument_names(text), memory=MemoryUse(**result["memory"]),
         input_shardings=tuple(result["input_shardings"]), output_shardings=tuple(result["output_shardings"]),
         seconds=result["seconds"], log=log_tail(log),
     )

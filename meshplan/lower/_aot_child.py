@@ -3,7 +3,7 @@
 A compiler for foreign hardware can abort its process, so it gets one that nobody else needs.
 Reads `request.json` and `program.pickle` (written by the parent, same interpreter) in the
 directory named on the command line and writes `result.json` and `module.hlo` there, each
-complete or not at all. Imports nothing of meshplan: all that it needs is jax.
+complete or not at all.
 """
 
 from __future__ import annotations
@@ -38,16 +38,13 @@ def topology_devices(platform: str, topology: str, extra: dict[str, Any]) -> lis
 
 
 def make_mesh(mesh: Any, devices: list[Any]) -> Any:
-    """A mesh of these devices with the axes of an abstract one, laid out as jax.make_mesh would."""
+    """A mesh of these devices with the axes of an abstract one, its last axis on the fastest links."""
     import jax
     import numpy as np
+    from meshplan.machine import device_order
 
-    try:
-        return jax.make_mesh(mesh.axis_sizes, mesh.axis_names, devices=devices, axis_types=mesh.axis_types)
-    except (NotImplementedError, ValueError, AssertionError):
-        # Shapes that do not fit the torus: any order serves, and bytes and memory do not depend on it.
-        grid = np.array(devices).reshape(mesh.axis_sizes)
-        return jax.sharding.Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types)
+    grid = np.array(device_order(devices)).reshape(mesh.axis_sizes)
+    return jax.sharding.Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types)
 
 
 def compile_exported(exported: Any, donated: tuple[int, ...], devices: list[Any]) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from meshplan.core import ArgumentError, CompileError, MeshShape
-from meshplan.core._jax_aot import exported_shardings, flat_exported
+from meshplan.core._jax_aot import argument_names, exported_shardings, flat_exported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class ExportedProgram:
     """A program for any set of `devices` devices of one platform.
 
     `blob` holds it; `donated` are the indices of flat arguments whose buffers results may take;
-    `mesh_shape` is None for a program of one device.
+    `mesh_shape` is None for a program of one device. `arguments` are the names of the flat arguments.
     """
 
     blob: bytes
@@ -32,6 +32,16 @@ class ExportedProgram:
     donated: tuple[int, ...]
     mesh_shape: MeshShape | None
     name: str
+    arguments: tuple[str, ...] = ()
+
+    def with_argument_names(self, text: str) -> str:
+        """A compiled module's text with the function's own names for its arguments, lost on the way."""
+        def own(found: re.Match[str]) -> str:
+            index = int(found.group(1))
+            name = self.arguments[index] if index < len(self.arguments) else f"args[{index}]"
+            return 'op_name="' + name.replace("'", "\\'") + '"'
+
+        return re.sub(r'op_name="args\[(\d+)\]"', own, text)
 
 
 def export_program(jitted: Any, *args: Any, platform: str, **kwargs: Any) -> ExportedProgram:
@@ -56,6 +66,7 @@ def export_program(jitted: Any, *args: Any, platform: str, **kwargs: Any) -> Exp
         blob=pickle.dumps((flat_exported(exported), mesh, ins, outs)), platform=platform, devices=exported.nr_devices,
         donated=tuple(i for i, donated in enumerate(flags) if donated),
         mesh_shape=MeshShape(tuple(mesh.shape_tuple)) if mesh is not None else None, name=exported.fun_name,
+        arguments=argument_names(traced),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import time
 from typing import Any
@@ -18,7 +19,10 @@ from meshplan.lower._aot_export import ExportedProgram, abstract, export_program
 def compile_in_process(program: ExportedProgram, devices: list[Any]) -> CompiledModule | OutOfMemory:
     """An exported program compiled for devices of this process (one each, in the order of the mesh)."""
     shipped = Shipped(*pickle.loads(program.blob))
-    return _timed(lambda: compile_exported(shipped, program.donated, devices))
+    compiled = _timed(lambda: compile_exported(shipped, program.donated, devices))
+    if isinstance(compiled, OutOfMemory):
+        return compiled
+    return dataclasses.replace(compiled, text=program.with_argument_names(compiled.text))
 
 
 def _timed(compile_: Any) -> CompiledModule | OutOfMemory:

@@ -220,18 +220,24 @@ def _price(
     """(seconds of FLOPs at peak, seconds of collectives), None where the machine is unknown or another size."""
     if machine is None:
         return None, None
-    from meshplan.machine import collective_seconds
-
     compute = sum(n / machine.chip.flops_for(_DTYPES.get(d, d)) for d, n in summary.flops.items())
-
-    def one(found: FoundCollective) -> float:
-        c = found.collective
-        axes = c.axes or spanning_axes(found.groups, shape)
-        return c.count * collective_seconds(machine, shape, c.kind, c.nbytes, axes)
 
     if not summary.collectives:
         return compute, 0.0
     if shape.devices != machine.devices:
         notes.append(f"collectives not priced: the mesh {shape} is not the {machine.devices} devices of {machine.name}")
         return compute, None
-    return compute, sum(one(f) for f in summary.collectives)
+    return compute, sum(_seconds(f, machine, shape) for f in summary.collectives)
+
+
+def _seconds(found: FoundCollective, machine: Machine, shape: MeshShape) -> float:
+    """A group that is no mesh axes is priced over the fewest mesh axes, or dims of the machine, that hold it."""
+    from meshplan.machine import collective_seconds
+
+    c = found.collective
+    if c.axes and found.exact:
+        return c.count * collective_seconds(machine, shape, c.kind, c.nbytes, c.axes)
+    dims = MeshShape(tuple((d.name, d.size) for d in machine.dims))
+    return c.count * min(
+        collective_seconds(machine, mesh, c.kind, c.nbytes, spanning_axes(found.groups, mesh)) for mesh in (shape, dims)
+    )

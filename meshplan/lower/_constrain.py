@@ -68,6 +68,10 @@ class Evaluator:
         return [read(a) for a in jaxpr.outvars]
 
     def equation(self, eqn: Any, args: list[Any], key: Key, moved: dict[Any, Any]) -> Sequence[Any]:
+        with _jax.user_source(eqn):  # so that the compiler's collectives name the user's line
+            return self.constrained_equation(eqn, args, key, moved)
+
+    def constrained_equation(self, eqn: Any, args: list[Any], key: Key, moved: dict[Any, Any]) -> Sequence[Any]:
         body = _jax.call_body(eqn)
         if body is not None:
             inner, consts = _jax.open_jaxpr(body)

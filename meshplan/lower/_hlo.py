@@ -7,8 +7,9 @@ import re
 from dataclasses import dataclass
 
 from meshplan.core import Collective, CollectiveKind, MeshShape
-from meshplan.lower._hlo_cost import Tally, estimated_cycles, flops, flops_by_dtype, tally, unknown_loops
-from meshplan.lower._hlo_groups import Groups, group_size, infer_axes, parse_groups, spanning_axes
+from meshplan.lower._hlo_cost import Tally, estimated_cycles, flops, flops_by_dtype, tally
+from meshplan.lower._hlo_groups import Groups, group_size, infer_axes, parse_groups, parse_slice_groups, spanning_axes
+from meshplan.lower._hlo_loops import unknown_loops
 from meshplan.lower._hlo_parse import Computation, Instruction, Module, Shape, op_name, parse_module
 
 __all__ = [
@@ -21,6 +22,11 @@ _KINDS: dict[str, CollectiveKind] = {
     "all-to-all": "all-to-all", "ragged-all-to-all": "all-to-all",
     "collective-permute": "collective-permute", "collective-broadcast": "collective-permute",
 }
+# A module for several TPU slices is that of one slice; between slices data goes by way of the hosts.
+_SLICE_KINDS: dict[str, CollectiveKind] = {
+    "ALL_REDUCE": "all-reduce", "ALL_GATHER": "all-gather", "REDUCE_SCATTER": "reduce-scatter",
+    "ALL_TO_ALL": "all-to-all", "ONE_TO_ONE": "collective-permute",
+}
 _NOTES = {
     "ragged-all-to-all": "ragged-all-to-all: bytes are its whole buffer, an upper bound",
     "collective-broadcast": "collective-broadcast, counted as a collective-permute",
@@ -31,7 +37,8 @@ _NOTES = {
 class FoundCollective:
     """A collective with what the module alone can tell of it.
 
-    `groups` are the devices that take part, by position in the mesh. `chain` is not '' where a
+    `groups` are the devices that take part, by position in the mesh; `exact` where they are those of the
+    collective's axes, and not only held by them. `chain` is not '' where a
     TPU module repeats the collective in several fusions; `starts` marks the fusion that begins it.
     """
 
@@ -41,6 +48,7 @@ class FoundCollective:
     note: str = ""
     chain: str = ""
     starts: bool = False
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,16 +96,18 @@ def find_collectives(text: str | Module, mesh_shape: MeshShape | None = None) ->
 
 
 def _counted(found: FoundCollective, count: float, mesh_shape: MeshShape | None) -> FoundCollective:
-    axes = ()
-    if mesh_shape is not None:
-        axes = infer_axes(found.groups, mesh_shape) or ()
-        if not axes and found.collective.kind == "collective-permute":
-            axes = spanning_axes(found.groups, mesh_shape)
-    return dataclasses.replace(found, collective=dataclasses.replace(found.collective, count=count, axes=axes))
+    axes = (infer_axes(found.groups, mesh_shape) if mesh_shape is not None else None) or ()
+    exact = bool(axes)
+    if mesh_shape is not None and not axes and found.collective.kind == "collective-permute":
+        axes = spanning_axes(found.groups, mesh_shape)
+    collective = dataclasses.replace(found.collective, count=count, axes=axes)
+    return dataclasses.replace(found, collective=collective, exact=exact)
 
 
 def _read(module: Module, i: Instruction, c: Computation) -> FoundCollective | None:
     opcode = i.opcode.removesuffix("-start")
+    if opcode == "send":
+        return _read_between_slices(module, i, c)
     if opcode not in _KINDS:
         return None
     groups = parse_groups(i.attributes, module.devices)
@@ -114,10 +124,31 @@ def _read(module: Module, i: Instruction, c: Computation) -> FoundCollective | N
         collective=Collective(
             kind=kind, nbytes=sum(a.nbytes for a in arrays), group_size=size,
             dtype=max(arrays, key=lambda a: a.nbytes).dtype if arrays else "",
-            source=module.source(named), op_name=op_name(named),
+            source=module.source(named) or _line_of_use(module, i, c), op_name=op_name(named),
         ),
         groups=groups, instruction=i.name, note=_NOTES.get(opcode, ""),
         chain=_chain(module, i, c), starts=any('"AsyncCollectiveStart"' in j.attributes for j in c.instructions),
+    )
+
+
+def _read_between_slices(module: Module, i: Instruction, c: Computation) -> FoundCollective | None:
+    """The sending half of a transfer between TPU slices (the receiving half is not counted)."""
+    transfer = re.search(r'_xla_megascale_transfer_type="(\w+)"', i.attributes)
+    if not transfer:
+        return None
+    known = transfer.group(1) in _SLICE_KINDS
+    groups = parse_slice_groups(i.attributes, module.devices)
+    kind = _SLICE_KINDS.get(transfer.group(1), "collective-permute")
+    sent = next(c.by_name[i.operands[0]].shape.arrays())
+    size = group_size(groups)
+    named = _named(module, i, c)
+    return FoundCollective(
+        collective=Collective(
+            kind=kind, nbytes=sent.nbytes * (size if kind == "all-gather" else 1), group_size=size, dtype=sent.dtype,
+            source=module.source(named) or _line_of_use(module, i, c), op_name=op_name(named),
+        ),
+        groups=groups, instruction=i.name,
+        note="" if known else f"a transfer between slices of unknown type {transfer.group(1)}",
     )
 
 
@@ -154,6 +185,17 @@ def _named(module: Module, i: Instruction, c: Computation) -> Instruction:
             break
         i = c.by_name[i.operands[0]]
     return i
+
+
+def _line_of_use(module: Module, i: Instruction, c: Computation) -> str:
+    """The line of what first uses a collective's result: that of a moved argument has none of its own."""
+    front = [i]
+    for _ in range(4):
+        front = [user for one in front for user in c.users.get(one.name, ())]
+        line = next((line for user in front if (line := module.source(user))), "")
+        if line:
+            return line
+    return ""
 
 
 def _chain(module: Module, i: Instruction, c: Computation) -> str:

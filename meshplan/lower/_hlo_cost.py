@@ -1,8 +1,8 @@
 """Sums over a compiled module: every instruction weighted by how often a step runs it.
 
-Loops count by `known_trip_count` or by the constant in their condition, fusions, calls and
-asynchronous wrappers are followed where they are called, and of a conditional's branches
-the dearest counts (which one runs is not known before it runs).
+Loops count by their number of runs (once where the module does not tell it, see `unknown_loops`),
+fusions, calls and asynchronous wrappers are followed where they are called, and of a conditional's
+branches the dearest counts (which one runs is not known before it runs).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from meshplan.lower._hlo_loops import trip_count
 from meshplan.lower._hlo_parse import Array, Computation, Instruction, Module, parse_module
 
 T = TypeVar("T")
@@ -43,7 +44,8 @@ def tally(
     def run(i: Instruction, computation: Computation) -> Tally[T]:
         items: Tally[T] = [(item, 1.0) for item in leaf(i, computation)]
         if i.opcode == "while":
-            times = trip_count(module, i, computation) or 1
+            runs = trip_count(module, i, computation)
+            times = 1 if runs is None else runs
             inner = [*visit(i.computations("body")[0]), *visit(i.computations("condition")[0])]
             return items + [(item, n * times) for item, n in inner]
         if i.opcode == "conditional":
@@ -63,64 +65,13 @@ _CALLEES = {
 }
 
 
-def trip_count(module: Module, loop: Instruction, computation: Computation) -> int | None:
-    """Runs of a loop's body; None where neither the compiler nor a constant says."""
-    known = re.search(r'"known_trip_count":\{"n":"?(\d+)', loop.attributes)
-    if known:
-        return int(known.group(1))
-    condition = module.computations[loop.computations("condition")[0]]
-    test, scope = _unfused(module, condition.root, condition)
-    direction = re.search(r"direction=(\w+)", test.attributes)
-    if test.opcode != "compare" or not direction:
-        return None
-    sides = [_state_value(module, o, scope, condition, loop, computation) for o in test.operands]
-    start, limit = sides if direction.group(1) in ("LT", "LE", "NE") else sides[::-1]
-    if start is None or limit is None:
-        return None
-    return max(0, limit - start + (direction.group(1) in ("LE", "GE")))
-
-
-def _unfused(module: Module, i: Instruction, computation: Computation) -> tuple[Instruction, Computation]:
-    """The root inside nested fusions, and where it stands."""
-    while i.opcode == "fusion":
-        computation = module.computations[i.computations("calls")[0]]
-        i = computation.root
-    return i, computation
-
-
-def _state_value(
-    module: Module, name: str, scope: Computation, condition: Computation, loop: Instruction, outside: Computation
-) -> int | None:
-    """Value of a side of the test before the first run: a constant, or an element of the loop's state."""
-    i = scope.by_name.get(name)
-    if i is not None and i.opcode == "parameter" and scope is not condition:
-        caller = condition.root
-        while scope is not module.computations[caller.computations("calls")[0]]:
-            caller = module.computations[caller.computations("calls")[0]].root
-        index = int(i.literal)
-        return _state_value(module, caller.operands[index], condition, condition, loop, outside)
-    if i is not None and i.opcode == "get-tuple-element":
-        index = int(re.search(r"index=(\d+)", i.attributes).group(1))  # type: ignore[union-attr]
-        state = outside.by_name.get(loop.operands[0])
-        if state is None or state.opcode != "tuple":
-            return None
-        return _constant(state.operands[index], outside)
-    return _constant(name, scope)
-
-
-def _constant(name: str, scope: Computation) -> int | None:
-    i = scope.by_name.get(name)
-    while i is not None and i.opcode in ("copy", "bitcast", "convert"):
-        i = scope.by_name.get(i.operands[0])
-    whole = i is not None and i.opcode == "constant" and re.fullmatch(r"-?\d+", i.literal.strip())
-    return int(i.literal) if i is not None and whole else None
-
-
 def flops(text: str | Module) -> float:
     """Floating-point operations of one device in a step: dots and convolutions, 2 per multiply and add.
 
     Convolutions count the taps that meet an input element, so that the convolutions into which the TPU
     compiler turns dots count as those dots. Matrix products in library calls are read from their contracting dims.
+    Dots agree between back ends. Of a real convolution the CPU module has the exact figure; GPU and TPU modules hold
+    what these compilers made of it (explicit padding, recomputation), which can be several times as much.
     """
     return sum(flops_by_dtype(text).values())
 
@@ -212,13 +163,3 @@ def estimated_cycles(text: str | Module) -> float | None:
 
     total = sum(cycles * n for cycles, n in tally(module, leaf, float))
     return total if found else None
-
-
-def unknown_loops(module: Module) -> tuple[str, ...]:
-    """`file:line` of each loop whose number of runs is not in the module; such a loop counts once."""
-    found = [
-        module.source(i) or i.name
-        for c in module.computations.values() for i in c.instructions
-        if i.opcode == "while" and trip_count(module, i, c) is None
-    ]
-    return tuple(dict.fromkeys(found))

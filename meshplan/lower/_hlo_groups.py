@@ -42,6 +42,31 @@ def parse_groups(attributes: str, devices: int) -> Groups:
     return listed or (tuple(range(devices)),)
 
 
+def parse_slice_groups(attributes: str, devices_per_slice: int) -> Groups:
+    """Groups of a transfer between TPU slices, whose module is that of one slice.
+
+    Written as slices, counted from one, times devices of a slice, `"{1,2}x{0:7}"`, or as sets of
+    slice * 100000 + device.
+    """
+    found = re.search(r'_xla_megascale_target=("[^"]*"|\{)', attributes)
+    if not found:
+        return ()
+    if found.group(1) == "{":
+        sets = _lists(attributes[found.start(1):balanced(attributes, found.start(1))])
+        return tuple(tuple((i // 100000 - 1) * devices_per_slice + i % 100000 for i in group) for group in sets)
+    return tuple(
+        tuple((s - 1) * devices_per_slice + device for s in _listed(slices))
+        for slices, members in re.findall(r"\{([^}]*)\}x\{([^}]*)\}", found.group(1))
+        for device in _listed(members)
+    )
+
+
+def _listed(text: str) -> list[int]:
+    """`1,2,5:7` is 1, 2, 5, 6, 7."""
+    ends = [[int(n) for n in part.split(":")] for part in text.split(",")]
+    return [n for end in ends for n in range(end[0], end[-1] + 1)]
+
+
 def _ints(text: str | None) -> tuple[int, ...]:
     return tuple(int(n) for n in (text or "").split(",") if n)
 
@@ -115,13 +140,16 @@ def group_size(groups: Groups) -> int:
 
 
 def infer_axes(groups: Groups, mesh_shape: MeshShape) -> Axes | None:
-    """The mesh axes whose groups these are exactly, in mesh order; None where no set of axes fits.
+    """The mesh axes whose groups these are, in mesh order; None where no set of axes fits.
 
-    Ids are positions in the flattened mesh, as XLA numbers partitions. Axes of size 1 never occur.
+    Ids are positions in the flattened mesh, as XLA numbers partitions. The groups may be those of a part of
+    the mesh (a TPU slice), each of them whole. Axes of size 1 never occur.
     """
     wanted = {frozenset(g) for g in groups if len(g) > 1}
+    if not wanted:
+        return None
     for axes, found in _axis_groups(mesh_shape):
-        if {frozenset(g) for g in found} == wanted:
+        if wanted <= {frozenset(g) for g in found}:
             return axes
     return None
 
@@ -131,6 +159,8 @@ def spanning_axes(groups: Groups, mesh_shape: MeshShape) -> Axes:
 
     What a permute between two splits, or a group over part of an axis, has to cross at most.
     """
+    if group_size(groups) <= 1:
+        return ()
     best: Axes = mesh_shape.names
     for axes, found in _axis_groups(mesh_shape):
         sets = [frozenset(g) for g in found]

@@ -89,6 +89,15 @@ class Computation:
     def by_name(self) -> dict[str, Instruction]:
         return {i.name: i for i in self.instructions}
 
+    @cached_property
+    def users(self) -> dict[str, list[Instruction]]:
+        """The instructions that use each value, in order."""
+        table: dict[str, list[Instruction]] = {}
+        for i in self.instructions:
+            for operand in i.operands:
+                table.setdefault(operand, []).append(i)
+        return table
+
     @property
     def root(self) -> Instruction:
         return next((i for i in self.instructions if i.is_root), self.instructions[-1])
@@ -131,7 +140,7 @@ class Module:
 def op_name(instruction: Instruction) -> str:
     """The traced name, `jit(step)/while/body/dot_general`; '' where there is none."""
     found = re.search(r'op_name="([^"]*)"', instruction.attributes)
-    return found.group(1).removeprefix(EXPORTED_PREFIX) if found else ""
+    return found.group(1).removeprefix(EXPORTED_PREFIX).replace("\\'", "'") if found else ""
 
 
 def parse_shape(text: str) -> Shape:

@@ -9,11 +9,12 @@ import numpy as np
 
 from meshplan._options import Options
 from meshplan.core import MemoryLimitError, MeshError, MeshShape, Spec, format_bytes
-from meshplan.cost import Chosen, MeshModel, Prediction, Space
+from meshplan.cost import Chosen, MeshModel, Prediction, Solution, Space
 from meshplan.machine import Machine, legal_mesh_shapes
 from meshplan.plan._pins import check_pins, keep_pinned, pin_axes, pin_marks
 from meshplan.program import Program
 from meshplan.solve import minimum_peak, solve
+from meshplan.solve._descend import descend
 from meshplan.strategy import (
     TENSOR_TEMPLATES, Choices, DimClasses, Graph, Node, build_graph, dim_classes, template_keep, tie,
 )
@@ -21,6 +22,7 @@ from meshplan.strategy import (
 AXIS_NAMES = {1: ("data",), 2: ("data", "model"), 3: ("data", "fsdp", "model")}
 MEMORY_ROUNDS = 8
 ROWS_PER_ROUND = 6
+EXACT_ENTRIES = 400_000  # edge table entries up to which the exact solver is given its full time
 
 KeepNode = Callable[[int, Node, Choices], np.ndarray]
 
@@ -61,20 +63,22 @@ class Search:
 
         return wanted
 
-    def at(self, mesh: MeshShape, template: str | None = None) -> Found | None:
-        """The cheapest strategies over one mesh; None where the restrictions leave none."""
+    def at(self, mesh: MeshShape, template: str | None = None, known: Sequence[Found] = ()) -> Found | None:
+        """The cheapest strategies over one mesh; None where the restrictions leave none. `known`: answers for
+        other meshes, to start from."""
         check_pins(self.pins, self.program.args, mesh)
         model = MeshModel(self.space, self.machine, mesh, self.keep(template))
         if any(len(c) == 0 for c in model.choices):
             return None
-        return self.fit(model)
+        return self.fit(model, [s for f in known if (s := lifted(f, model)) is not None])
 
-    def fit(self, model: MeshModel) -> Found:
+    def fit(self, model: MeshModel, starts: list[tuple[int, ...]]) -> Found:
         """Solve, look where memory runs over, add rows for those times, solve again."""
         rows: list[int] = []
         limit, best = self.limit, None
+        starts = [*starts, tuple(unused(c) for c in model.choices)]
         for _ in range(MEMORY_ROUNDS):
-            solution = solve(model.problem(rows, limit), seconds=self.options.solver_seconds)
+            solution = self.solve(model, rows, limit, starts)
             chosen = Chosen(model, solution.choice)
             prediction = chosen.predict()
             fits = prediction.peak_bytes <= self.limit
@@ -85,12 +89,22 @@ class Search:
                 best = found
             if not solution.feasible:
                 break
+            starts = [*starts[-2:], solution.choice]
             new = [r for r in peaks(chosen, self.limit) if r not in rows]
             if not new:  # the rows hold, the exact count is above: ask for less
                 limit *= min(0.98, self.limit / prediction.peak_bytes)
             rows += new[:ROWS_PER_ROUND]
         assert best is not None
         return self.least(model, rows, best)
+
+    def solve(self, model: MeshModel, rows: Sequence[int], limit: float, starts: Sequence[Sequence[int]]) -> Solution:
+        """Descend from every start, then the exact solver from the best of them for the time that is worth it."""
+        problem = model.problem(rows, limit)
+        coordinates = [c.assign for c in model.choices]
+        warm = [descend(problem, coordinates, start, seconds=self.options.solver_seconds)[0] for start in starts]
+        entries = sum(table.size for table in problem.edge_costs)
+        seconds = self.options.solver_seconds if entries <= EXACT_ENTRIES else self.options.bound_seconds
+        return solve(problem, seconds=seconds, warm_starts=warm)
 
     def least(self, model: MeshModel, rows: Sequence[int], best: Found) -> Found:
         """Nothing fits: the least peak that can be reached, for the report."""
@@ -122,11 +136,16 @@ class Search:
             meshes = [m for m in meshes if len(m.axes) == fewest][:1]
         return sorted(meshes, key=lambda m: len(m.axes))
 
+    @staticmethod
+    def worth(simpler: Found, other: Found) -> float:
+        """The gain a mesh with more axes must bring: less than the model can tell is not worth an axis."""
+        return 1e-6 if len(other.mesh.axes) <= len(simpler.mesh.axes) else 0.01
+
     def best(self, meshes: Sequence[MeshShape], template: str | None = None) -> tuple[Found, list[Found]]:
         """(the fastest that fits, all). Raises `MemoryLimitError` where none fits, unless a template is asked for."""
         everything: list[Found] = []
         for mesh in meshes:
-            found = self.at(mesh, template)
+            found = self.at(mesh, template, everything)
             if found is not None:
                 everything.append(found)
         if not everything:
@@ -139,10 +158,9 @@ class Search:
             if template is None:
                 raise MemoryLimitError(too_large(least, self.limit))
             return least, everything
-        # a mesh with more axes must be better, not just equal up to rounding
         best = fitting[0]
         for f in fitting[1:]:
-            if f.prediction.step_seconds < best.prediction.step_seconds * (1 - 1e-6):
+            if f.prediction.step_seconds < best.prediction.step_seconds * (1 - self.worth(best, f)):
                 best = f
         return best, everything
 
@@ -157,6 +175,42 @@ def prepare(
         program=program, machine=machine, graph=graph, space=Space.of(graph, ties), classes=dim_classes(graph),
         pins=pins, limit=float(budget), options=options,
     )
+
+
+def unused(choices: Choices) -> int:
+    """The strategy that leaves most axes unused: everything whole, where the pins allow."""
+    return int(np.argmin((choices.assign >= 0).sum(axis=1)))
+
+
+def lifted(found: Found, model: MeshModel) -> tuple[int, ...] | None:
+    """The strategies found for a coarser mesh, on a finer one: an axis cut in two splits what it split."""
+    groups = _refines(found.mesh.sizes, model.mesh.sizes)
+    if groups is None:
+        return None
+    coarse = found.chosen.model.choices
+    out = []
+    for mine, theirs, s in zip(model.choices, coarse, found.chosen.choice, strict=True):
+        row = theirs.assign[s][groups]
+        same = np.flatnonzero((mine.assign == row).all(axis=1))
+        if not len(same):
+            return None
+        out.append(int(same[0]))
+    return tuple(out)
+
+
+def _refines(coarse: Sequence[int], fine: Sequence[int]) -> list[int] | None:
+    """For each fine axis the coarse axis that it is a part of, in order; None where they do not nest."""
+    out: list[int] = []
+    at = 0
+    for k, size in enumerate(coarse):
+        product = 1
+        while product < size and at < len(fine):
+            product *= fine[at]
+            out.append(k)
+            at += 1
+        if product != size:
+            return None
+    return out if at == len(fine) else None
 
 
 def peaks(chosen: Chosen, limit: float) -> list[int]:

@@ -21,8 +21,9 @@ def conv_general_dilated(view: OpView) -> OpRule:
 
     `feature_group_count` G: lhs features (g, i), rhs outputs (g, o), result features (g, o).
     `batch_group_count` G: lhs batch (g, n), rhs outputs (g, o), result features (g, o).
-    Splitting g needs a convolution with G / n groups per shard. With 1 < G < channels, XLA has
-    no such partitioning (measured: it gathers the batch), so g stays whole there.
+    Splitting g needs a convolution with G / n groups per shard. For features in groups of several
+    channels XLA has no such partitioning (measured: it gathers both operands), so g stays whole;
+    it gathers the lhs there even where only the batch is split.
     """
     lhs, rhs, out = view.operands[0].shape, view.operands[1].shape, view.results[0].shape
     numbers = view.params["dimension_numbers"]
@@ -53,17 +54,15 @@ def _set_channels(
     if groups > 1:
         left[lhs_batch] = result[out_batch] = builder.new(lhs[lhs_batch])
         if rhs[rhs_in] > 1:
-            return "XLA has no partitioning of a convolution by groups of several channels"
+            return "XLA gathers both operands of a convolution whose feature groups hold several channels"
         group = builder.new(groups)
         left[lhs_feature] = group
         right[rhs_out] = result[out_feature] = group + builder.new(rhs[rhs_out] // groups)
         return ""
     left[lhs_feature] = right[rhs_in] = builder.new(rhs[rhs_in])
-    if rhs[rhs_out] > batch_groups:
-        return "XLA has no partitioning of a convolution by groups of several channels"
     group = builder.new(batch_groups)
     left[lhs_batch] = group + builder.new(lhs[lhs_batch] // batch_groups)
-    right[rhs_out] = result[out_feature] = group
+    right[rhs_out] = result[out_feature] = group + builder.new(rhs[rhs_out] // batch_groups)
     result[out_batch] = left[lhs_batch][len(group) :]
     return ""
 

@@ -200,7 +200,8 @@ def _apply(rule: Notation, view: OpView) -> OpRule:
     kept = {f for dims, _, _ in values[count:] for d in dims for f in d}
     undeclared = sorted(sizes.keys() - kept - set(rule.reduction))
     still = {*rule.need_replication, *rule.permutation, *undeclared}
-    order = [f for f in sizes if f not in still and sizes[f] > 1]
+    seen = dict.fromkeys(f for dims, _, _ in values for d in dims for f in d)
+    order = [f for f in seen if f not in still and sizes[f] > 1]
     index = {f: i for i, f in enumerate(order)}
 
     def entries(dims: tuple[Dim, ...]) -> tuple[tuple[int, ...], ...]:

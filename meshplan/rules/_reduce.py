@@ -16,7 +16,7 @@ def reduction(combine: Combine | None, linear: bool = False, whole: str = "") ->
         builder = FactorBuilder()
         factors = builder.dims(shape, whole=() if combine else axes)
         result = [f for d, f in enumerate(factors) if d not in axes]
-        combined = {f: combine for d in axes for f in factors[d] if combine}
+        combined: dict[int, Combine] = {f: combine for d in axes for f in factors[d] if combine is not None}
         return builder.rule(
             [factors], [result] * len(view.results), combine=combined, flops=view.operands[0].size,
             linear=(0,) if linear else (), whole=whole,

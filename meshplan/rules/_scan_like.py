@@ -118,6 +118,7 @@ RULES: MappingProxyType[str, RuleFn] = MappingProxyType({
     "reduce_window_sum": reduce_window(linear=True),
     "reduce_window_max": reduce_window(),
     "reduce_window_min": reduce_window(),
+    "select_and_scatter": _select_and(()),
     "select_and_scatter_add": _select_and((0,)),
     "select_and_gather_add": _select_and((0,)),
 })  # fmt: skip

@@ -12,8 +12,10 @@ from meshplan.cost._problem import Problem
 def check(problem: Problem) -> None:
     """Raise `ProblemError` naming the first thing that is wrong with `problem`."""
     reason = _nodes(problem) or _edges(problem) or _edge_usages(problem)
-    if not reason and np.isnan(problem.limits).any():
-        reason = f"limits[{int(np.isnan(problem.limits).argmax())}] is NaN; give bytes, or drop the row."
+    wrong = np.isnan(problem.limits) | np.isneginf(problem.limits)
+    if not reason and wrong.any():
+        r = int(wrong.argmax())
+        reason = f"limits[{r}] is {problem.limits[r]}; give bytes, or drop the row."
     if reason:
         raise ProblemError(f"problem: {reason}")
 
@@ -26,7 +28,8 @@ def check_choice(problem: Problem, choice: tuple[int, ...], what: str = "choice"
     for i, s in enumerate(choice):
         if not 0 <= s < len(problem.node_costs[i]):
             raise ProblemError(
-                f"{what}[{i}] is strategy {s}, {_name(problem, i)} has strategies 0 to {len(problem.node_costs[i]) - 1}."
+                f"{what}[{i}] is strategy {s}; {_name(problem, i)} has strategies "
+                f"0 to {len(problem.node_costs[i]) - 1}."
             )
 
 

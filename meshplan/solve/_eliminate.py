@@ -20,6 +20,7 @@ from meshplan.cost._problem import Floats, Ints
 from meshplan.solve._model import Model, Pairs
 
 MOST_ENTRIES = 4_000_000
+BLOCK_ENTRIES = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,15 +111,35 @@ def eliminate(plan: Plan, unary: list[Floats], pairs: Pairs) -> tuple[float, lis
     messages: list[Floats] = []
     total = 0.0
     for step in plan.steps:
-        message = _bucket(step, unary, pairs, messages).min(axis=0)
+        message = _message(step, unary, pairs, messages)
         if len(step.scope) == 1:
             total += float(message)
         messages.append(message)
     return total, messages
 
 
+def _message(step: Step, unary: list[Floats], pairs: Pairs, messages: list[Floats]) -> Floats:
+    """The step's table minimised over its node; in blocks that stay in the cache where it is large."""
+    parts = _parts(step, unary, pairs, messages)
+    shape = tuple(max(axis) for axis in zip(*(p.shape for p in parts), strict=True))
+    entries = math.prod(shape)
+    if entries <= 2 * BLOCK_ENTRIES or len(shape) < 3:
+        return _sum(parts).min(axis=0)
+    message = np.empty(shape[1:])
+    width = max(1, BLOCK_ENTRIES * shape[1] // entries)
+    for at in range(0, shape[1], width):
+        block = [p[:, at : at + width] if p.shape[1] > 1 else p for p in parts]
+        _sum(block).min(axis=0, out=message[at : at + width])
+    return message
+
+
 def _bucket(step: Step, unary: list[Floats], pairs: Pairs, messages: list[Floats]) -> Floats:
-    """Everything that involves the step's node, over the step's scope; small tables are summed first."""
+    """Everything that involves the step's node, over the step's scope."""
+    return _sum(_parts(step, unary, pairs, messages))
+
+
+def _parts(step: Step, unary: list[Floats], pairs: Pairs, messages: list[Floats]) -> list[Floats]:
+    """The step's costs, tables and messages, those of one shape summed, small ones first."""
     by_shape: dict[tuple[int, ...], Floats] = {}
     own = unary[step.scope[0]]
     parts = [((own.size,) + (1,) * (len(step.scope) - 1), own)]
@@ -127,10 +148,14 @@ def _bucket(step: Step, unary: list[Floats], pairs: Pairs, messages: list[Floats
     for shape, table in parts:
         table = table.reshape(shape)
         by_shape[shape] = by_shape[shape] + table if shape in by_shape else table
-    first, *others = sorted(by_shape.values(), key=lambda t: t.size)
-    for table in others:
-        first = first + table
-    return first
+    return sorted(by_shape.values(), key=lambda t: t.size)
+
+
+def _sum(parts: list[Floats]) -> Floats:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
 
 
 def decode(plan: Plan, unary: list[Floats], pairs: Pairs, messages: list[Floats]) -> Ints:

@@ -36,6 +36,7 @@ def evaluate(problem: Problem, choice: Sequence[int]) -> tuple[float, Floats]:
     if held and usage.size:
         amounts = np.repeat(held, [r.size for r in rows]) * np.concatenate(weights)
         usage = np.bincount(np.concatenate(rows).astype(np.int64), weights=amounts, minlength=usage.size)
+        usage = usage.astype(np.float64)
     return math.fsum(costs) if costs else 0.0, usage
 
 
@@ -79,7 +80,9 @@ def exhaustive(problem: Problem) -> Solution:
     sizes = [c.size for c in problem.node_costs]
     count = math.prod(sizes)
     if count > MOST_COMBINATIONS:
-        raise ProblemError(f"exhaustive search of {count} combinations; it takes at most {MOST_COMBINATIONS}. Use solve.")
+        raise ProblemError(
+            f"problem: exhaustive search of {count} combinations; it takes at most {MOST_COMBINATIONS}. Use solve."
+        )
     costs, usage = _all_costs(problem, sizes), _all_usages(problem, sizes)
     excess = np.max(usage - problem.limits, axis=1) if problem.limits.size else np.full(count, -np.inf)
     allowed = costs < FORBIDDEN

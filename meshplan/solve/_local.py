@@ -59,7 +59,8 @@ class Search:
         if len(item.nodes) == 1:
             held = item.table
         else:
-            held = item.table.take(int(self.choice[item.nodes[1 - axis]]), axis=1 - axis)
+            other = int(self.choice[item.nodes[1 - axis]])
+            held = item.table[:, other] if axis == 0 else item.table[other]
         return held - held[self.choice[i]]
 
     def improve(self, i: int, price: Floats, cost_scale: float = 1.0) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -71,20 +71,20 @@ def integer_optimum(
     lower, most = np.zeros(objective.size), np.ones(objective.size)
     if peak:
         lower[-1], most[-1] = -np.inf, np.inf
-    constraints = [LinearConstraint(sums, right, right)]
+    constraints: list[Any] = [LinearConstraint(sums, cast(Any, right), cast(Any, right))]
     if rows_limit.size:
-        constraints.append(LinearConstraint(rows_matrix, -np.inf, rows_limit))
+        constraints.append(LinearConstraint(rows_matrix, -np.inf, cast(Any, rows_limit)))
     known = upper if math.isfinite(upper) else constant
     gap = relative_gap if peak else min(0.5, relative_gap * abs(known) / max(abs(known - constant), 1e-300))
     result = milp(
-        objective, integrality=integrality, bounds=Bounds(lower, most), constraints=constraints,
+        objective, integrality=integrality, bounds=Bounds(cast(Any, lower), cast(Any, most)), constraints=constraints,
         options={"time_limit": seconds, "mip_rel_gap": gap, "presolve": True},
     )
     return _answer(model, result, columns, constant, unit)
 
 
-def _answer(model: Model, result: object, columns: _Columns, constant: float, unit: float) -> Answer:
-    status, x = int(result.status), result.x  # type: ignore[attr-defined]
+def _answer(model: Model, result: Any, columns: _Columns, constant: float, unit: float) -> Answer:
+    status, x = int(result.status), result.x
     bound = getattr(result, "mip_dual_bound", None)
     if status == 2:
         return Answer(choice=None, bound=math.inf)

@@ -8,7 +8,7 @@ Nodes with one strategy left have no pairs: their tables are folded into their n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -51,14 +51,13 @@ class Loads:
         if not self.items:
             return np.zeros(self.limits.size)
         held = np.array([item.at(choice) for item in self.items])
-        return np.bincount(
-            self.entry_row, weights=held[self.entry_item] * self.entry_weight, minlength=self.limits.size
-        )
+        amounts = held[self.entry_item] * self.entry_weight
+        return np.bincount(self.entry_row, weights=amounts, minlength=self.limits.size).astype(np.float64)
 
     def prices(self, multipliers: Floats) -> Floats:
         """What a byte of each item costs at the given price per byte of each row."""
         priced = self.entry_weight * multipliers[self.entry_row]
-        return np.bincount(self.entry_item, weights=priced, minlength=len(self.items))
+        return np.bincount(self.entry_item, weights=priced, minlength=len(self.items)).astype(np.float64)
 
     def met(self, usage: Floats) -> bool:
         return bool(np.all(usage <= self.limits + self.slack))
@@ -122,18 +121,44 @@ def build(problem: Problem) -> Model:
         pair, oriented = ((u, v), table) if u < v else ((v, u), table.T)
         allowed = np.where(oriented >= FORBIDDEN, np.inf, oriented)
         pairs[pair] = pairs[pair] + allowed if pair in pairs else allowed
+    kept = tuple(np.arange(u.size) for u in unary)
+    loads, _ = _loads(_items(problem), _all_rows(problem.limits))
+    raw = Model(kept=kept, unary=tuple(unary), pairs=pairs, loads=loads)
+    return restrict(raw, [np.isfinite(u) for u in unary])
+
+
+def _items(problem: Problem) -> list[Item]:
     items = [
         Item(nodes=(i,), table=problem.usages[i], rows=problem.rows[i], weights=problem.row_weights[i])
-        for i in range(len(unary))
+        for i in range(len(problem.usages))
     ]
     for e in sorted(problem.edge_usages):
         (u, v), table = problem.edges[e], problem.edge_usages[e]
         nodes, oriented = ((u, v), table) if u < v else ((v, u), table.T)
         rows, weights = problem.edge_rows[e], problem.edge_row_weights[e]
         items.append(Item(nodes=nodes, table=oriented, rows=rows, weights=weights))
-    kept = tuple(np.arange(u.size) for u in unary)
-    raw = Model(kept=kept, unary=tuple(unary), pairs=pairs, loads=_loads(items, _all_rows(problem.limits))[0])
-    return restrict(raw, [np.isfinite(u) for u in unary])
+    return items
+
+
+def with_rows(base: Model, problem: Problem, rows: Ints) -> Model:
+    """`base`, the problem's model without rows, with only these rows of it (ascending)."""
+    place = np.full(problem.limits.size, -1)
+    place[rows] = np.arange(rows.size)
+    picks = list(base.kept)
+    pairs = dict(base.pairs)
+    items: list[Item] = []
+    for item in _items(problem):
+        there = place[item.rows]
+        cut = replace(item, rows=there[there >= 0], weights=item.weights[there >= 0])
+        if cut.rows.size:
+            cut = _cut(cut, picks)
+            items.append(cut)
+            if len(cut.nodes) == 2 and cut.nodes not in pairs:
+                pairs[cut.nodes[0], cut.nodes[1]] = np.zeros(cut.table.shape)
+    every = _all_rows(problem.limits)
+    chosen = replace(every, limits=every.limits[rows], slack=every.slack[rows], row_ids=rows)
+    loads, possible = _loads(items, chosen)
+    return replace(base, pairs=pairs, loads=loads, possible=possible)
 
 
 def restrict(model: Model, masks: Masks) -> Model:
@@ -141,10 +166,10 @@ def restrict(model: Model, masks: Masks) -> Model:
 
     Where a node is left without any, the unrestricted model marked impossible.
     """
-    masks = _with_partners(model, masks)
-    if masks is None:
+    consistent = _with_partners(model, masks)
+    if consistent is None:
         return _impossible(model)
-    picks = [np.flatnonzero(m) for m in masks]
+    picks = [np.flatnonzero(m) for m in consistent]
     unary = [u[p] for u, p in zip(model.unary, picks, strict=True)]
     pairs: Pairs = {}
     for (u, v), table in model.pairs.items():
@@ -191,7 +216,7 @@ def _cut(item: Item, picks: list[Ints]) -> Item:
     nodes = item.nodes
     if len(nodes) == 2 and 1 in table.shape:
         axis = table.shape.index(1)
-        table, nodes = table.take(0, axis=axis), (nodes[1 - axis],)
+        table, nodes = (table[0] if axis == 0 else table[:, 0]), (nodes[1 - axis],)
     return Item(nodes=nodes, table=table, rows=item.rows, weights=item.weights)
 
 

@@ -13,9 +13,10 @@ from meshplan.cost._problem import FORBIDDEN, Problem, Solution
 from meshplan.solve._check import check, check_choice
 from meshplan.solve._eliminate import decode, eliminate, plan
 from meshplan.solve._evaluate import evaluate, meets, peak_excess, solution
+from meshplan.solve._large import is_large, search_large
+from meshplan.solve._local import repair
 from meshplan.solve._milp import integer_optimum
 from meshplan.solve._model import Model, build, restrict
-from meshplan.solve._local import repair
 from meshplan.solve._peak import least_peak, open_strategies
 from meshplan.solve._search import Best, search
 
@@ -34,9 +35,10 @@ def solve(
       relative_gap: (cost - bound) / cost that counts as proven.
 
     Returns:
-      `status` "optimal"; "time limit"; "infeasible" (proven: `choice` has the least peak excess
-      found, `bound` is of that excess, infinite where every choice is forbidden);
-      "nothing below the upper bound" (proven; `choice` is the best one met on the way).
+      `status` "optimal"; "time limit"; "gap open" (too large to finish, whatever the time);
+      "infeasible" (proven: `choice` has the least peak excess found, `bound` is of that excess,
+      infinite where every choice is forbidden); "nothing below the upper bound" (proven; `choice`
+      is the best one met on the way).
 
     Raises:
       ProblemError: shapes that do not fit, NaN, rows or strategies that do not exist.
@@ -49,6 +51,8 @@ def solve(
         upper=math.inf if upper_bound is None else float(upper_bound),
         deadline=started + seconds, relative_gap=relative_gap,
     )
+    if is_large(problem):
+        return _solve_large(problem, warm_starts, started, best)
     model = build(problem)
     if not model.possible:
         return _infeasible(problem, started, seconds)
@@ -57,7 +61,7 @@ def solve(
     bound = search(model, best)
     if best.choice is not None and (upper_bound is None or best.cost <= upper_bound):
         return solution(
-            problem, best.choice, bound=min(bound, best.cost), started=started, status="time limit",
+            problem, best.choice, bound=min(bound, best.cost), started=started, status=_unproven(best),
             relative_gap=relative_gap,
         )
     if upper_bound is None and bound == math.inf:
@@ -158,6 +162,11 @@ def _offer_warm(problem: Problem, model: Model, best: Best, warm: tuple[int, ...
         best.choice, best.cost, best.upper = warm, cost, min(best.upper, cost)
 
 
+def _unproven(best: Best) -> str:
+    """Why the gap is open: no time left, or what is left is too large for the integer program."""
+    return "time limit" if best.late else "gap open"
+
+
 def _infeasible(problem: Problem, started: float, seconds: float) -> Solution:
     """Proven: no choice meets the limits. The choice is the one that exceeds them least."""
     lowest = minimum_peak(problem, seconds=max(1.0, started + seconds - time.monotonic()))
@@ -170,12 +179,23 @@ def _infeasible(problem: Problem, started: float, seconds: float) -> Solution:
 def _nothing_found(problem: Problem, best: Best, bound: float, started: float, seconds: float) -> Solution:
     """No choice at or below the bound of interest was found, by proof or for lack of time."""
     proven = best.closed(bound)
-    status = "nothing below the upper bound" if proven else "time limit"
+    status = "nothing below the upper bound" if proven else _unproven(best)
     choice = best.choice
     if choice is None:
         choice = minimum_peak(problem, seconds=max(1.0, started + seconds - time.monotonic())).choice
     found = solution(problem, choice, bound=bound, started=started, status=status)
     return replace(found, bound=best.upper if proven else bound, optimal=False, status=status)
+
+
+def _solve_large(problem: Problem, warm_starts: Sequence[Sequence[int]], started: float, best: Best) -> Solution:
+    """The large-scale search's answer; what it does not find is not proven absent."""
+    found = search_large(problem, tuple(tuple(int(s) for s in w) for w in warm_starts), best.deadline)
+    if found is None:
+        return _all_forbidden(problem, started)
+    return solution(
+        problem, found.choice, bound=found.bound, started=started, status="time limit",
+        relative_gap=best.relative_gap,
+    )
 
 
 def _all_forbidden(problem: Problem, started: float) -> Solution:

@@ -44,7 +44,9 @@ class Choices:
         """(n, axes) which axes split any of the factors."""
         return np.isin(self.assign, list(factors))
 
-    def specs(self, dims: Dims, partial: tuple[int, ...] = (), unreduced: bool = False) -> tuple[list[Spec], npt.NDArray[np.int64]]:
+    def specs(
+        self, dims: Dims, partial: tuple[int, ...] = (), unreduced: bool = False
+    ) -> tuple[list[Spec], npt.NDArray[np.int64]]:
         """Distinct specs of an array with these dims, and which one each strategy gives it.
 
         `partial`: factors summed away, whose axes leave the array unreduced. `unreduced`: also

@@ -35,7 +35,8 @@ class Node:
 
     `values[v]`: dims of the values it leaves behind. `partial[v]`: the reduction after which
     value v is left unreduced. `inner`: reductions completed inside. `arguments[i]`: dims of
-    argument leaf i where its stored spec is decided here.
+    argument leaf i where its stored spec is decided here. `kept[v]`: dims of a value inside that
+    takes memory although nothing outside reads it.
     """
 
     kind: NodeKind
@@ -45,6 +46,7 @@ class Node:
     partial: dict[int, Reduction] = field(default_factory=dict)
     inner: tuple[Reduction, ...] = ()
     arguments: dict[int, Dims] = field(default_factory=dict)
+    kept: dict[int, Dims] = field(default_factory=dict)
     group: Group | None = None
     count: float = 1.0
     region: int = 0
@@ -116,6 +118,27 @@ def find_sums(program: Program) -> frozenset[int]:
         if op.primitive in JOINTLY_LINEAR and len(op.operands) == 2 and all(may_be_partial(v, op) for v in op.operands):
             sums.add(op.index)
     return frozenset(sums)
+
+
+def kept_inside(program: Program, group: Group, outside: dict[int, Dims]) -> dict[int, Dims]:
+    """The largest value of a chain that is read both before and after a reduction of the chain.
+
+    A fused kernel ends at a reduction; what the next kernel needs again is written out (softmax: the
+    shifted logits). Compilers write one such value per chain in what was measured.
+    """
+    level: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for index in group.ops:
+        op = program.ops[index]
+        inside = [v for v in op.operands if v in level]
+        here = max((level[v] for v in inside), default=0)
+        for v in inside:
+            last[v] = max(last.get(v, 0), here)
+        for v in op.results:
+            level[v] = here + (index in group.reduced)
+    crossing = [v for v in last if last[v] > level[v] and v not in outside and program.values[v].aval.size > 1]
+    largest = max(crossing, key=lambda v: (program.nbytes(v), v), default=None)
+    return {} if largest is None else {largest: group.results[largest]}
 
 
 class _Builder:
@@ -202,9 +225,10 @@ class _Builder:
                     partial[v] = reduction
                 else:
                     inner.append(reduction)
+        kept = kept_inside(program, group, values) if not group.anchor else {}
         kind: NodeKind = "sum" if first.index in self.sums else "anchor" if group.anchor else "chain"
         index = self.add(Node(
-            kind=kind, sizes=group.sizes, whole=group.whole, values=values, partial=partial, inner=tuple(inner),
+            kind=kind, sizes=group.sizes, whole=group.whole, values=values, partial=partial, inner=tuple(inner), kept=kept,
             group=group, count=first.count, region=group.region, scope=group.scope, free=group.free,
             position=group.ops[-1],
         ))

@@ -219,6 +219,8 @@ class Grouper:
             other = self.drafts[target]
             if other is None or other.anchor or other.place != draft.place:
                 continue
+            if all(self.program.values[v].aval.size == 1 for _, v in outside):
+                continue  # a scalar ties no dims: a sum over many arrays must not make one decision of them
             self.merge_through(group, target, outside)
 
     # the frozen form

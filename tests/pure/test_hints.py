@@ -131,7 +131,7 @@ def test_a_group_reads_as_it_is_written(words):
             parse_group(text, "p")
     else:
         assert parse_group(text, "p").expand(len(words)) == tuple(None if w == "_" else w for w in words)
-        assert parse_group("... " + text, "p").expand(len(words) + 2) == (None, None) + parse_group(text, "p").names
+        assert parse_group("... " + text, "p").expand(len(words) + 2) == (None, None, *parse_group(text, "p").names)
         assert parse_signature(f"{text}, _ -> {text}").results == (parse_group(text, "p"),)
 
 
@@ -152,8 +152,9 @@ def test_params_marks_any_pytree_class_and_wraps_nothing():
 
     for cls in (Plain, Flax, Equinox):
         assert params_of(cls) == {"up": ("embed", "mlp")}
-    assert Plain(X).up is X
-    assert Equinox(X).up is X
+    x = jnp.ones((2, 3))
+    assert Plain(x).up is x
+    assert Equinox(x).up is x
 
 
 def test_params_of_a_subclass_add_to_its_bases_without_touching_them():
@@ -181,7 +182,7 @@ def test_params_on_an_unknown_field_names_the_nearest():
 
 
 def test_params_on_a_function_is_an_error():
-    with pytest.raises(ArgumentError, match=r"names attributes of a class.*Use dims"):
+    with pytest.raises(ArgumentError, match=r"names attributes of a class.*Use dims\(...\) for it"):
         params(up="embed mlp")(plain)  # type: ignore[type-var]
 
 

@@ -18,12 +18,13 @@ from jax.tree_util import register_dataclass
 from meshplan.core import ArgumentError, PinError
 from meshplan.hints import argument_names, find, leaf_paths, match
 
-PATHS = tuple(
+LAYERS = [
     f"state/{kind}/layers/{i}/{leaf}"
     for kind in ("opt_state/0/mu", "params")
     for i in range(12)
     for leaf in ("attn/q/kernel", "attn/q/bias", "mlp/up/kernel", "mlp/up/bias")
-) + ("state/params/embed", "batch/tokens", "batch/targets")
+]
+PATHS = (*LAYERS, "state/params/embed", "batch/tokens", "batch/targets")
 
 
 @register_dataclass
@@ -105,7 +106,7 @@ def test_argument_names_come_from_the_signature():
 def test_more_arguments_than_the_step_takes_are_an_error():
     with pytest.raises(ArgumentError, match=r"<lambda> takes 1 positional arguments \(state\), 2 were given"):
         argument_names(lambda state: state, 2)
-    with pytest.raises(ArgumentError, match=r"2 arguments but 1 names \(x\)"):
+    with pytest.raises(ArgumentError, match=r"2 arguments, 1 names \(x\)"):
         leaf_paths((1, 2), ("x",))
 
 

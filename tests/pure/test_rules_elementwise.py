@@ -6,20 +6,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from meshplan.rules import JOINTLY_LINEAR, TABLE, Aval, OpRule, OpView, rule_for, whole_rule
+from jax.ad_checkpoint import checkpoint_name
 
+from meshplan.rules import JOINTLY_LINEAR, TABLE, Aval, OpRule, OpView, rule_for, whole_rule
 from tests._proof import equation, prove, random_operands, view_of
 
-_X = jnp.ones((2, 3))
-_I = jnp.ones((2, 3), jnp.int32)
-_U = jnp.ones((2, 3), jnp.uint32)
-_B = jnp.ones((2, 3), bool)
-_C = jnp.ones((2, 3), jnp.complex64)
+# small on purpose: what takes the time is one compilation for every shape of every primitive
+_X = jnp.ones((2, 1))
+_I = jnp.ones((2, 1), jnp.int32)
+_U = jnp.ones((2, 1), jnp.uint32)
+_B = jnp.ones((2, 1), bool)
+_C = jnp.ones((2, 1), jnp.complex64)
 
 _UNARY = (
     "abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil cos cosh digamma erf erf_inv erfc exp exp2 "
@@ -34,6 +35,7 @@ _CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     *[(name, getattr(lax, name), (_X, _X)) for name in _BINARY],
     *[(_BOUND.get(name, name), getattr(lax, name), (_U, _U)) for name in _INTEGER],
     ("clamp", lambda x: lax.clamp(0.2, x, 0.7), (_X,)),
+    ("mul", lax.mul, (jnp.ones((2, 3)), jnp.ones((2, 3)))),
     ("clamp", lax.clamp, (_X, _X, _X)),
     ("integer_pow", lambda x: lax.integer_pow(x, 3), (_X,)),
     ("not", lax.bitwise_not, (_B,)),
@@ -57,7 +59,7 @@ _CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("stop_gradient", lax.stop_gradient, (_X,)),
     ("copy", jnp.copy, (_X,)),
     ("optimization_barrier", lambda x, y: lax.optimization_barrier((x, y)), (_X, _C)),
-    ("name", lambda x: jax.ad_checkpoint.checkpoint_name(x, "kept"), (_X,)),
+    ("name", lambda x: checkpoint_name(x, "kept"), (_X,)),
 ]
 
 

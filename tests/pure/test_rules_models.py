@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from meshplan.rules import TABLE
 
+from meshplan.rules import TABLE
 from tests._proof import equations, prove, random_operands
 
 _D, _V, _B, _S = 8, 12, 4, 6
-_CALLS = frozenset({"jit", "pjit", "custom_jvp_call", "custom_vjp_call", "scan", "while", "cond", "remat2", "checkpoint"})
+_CALLS = frozenset({"jit", "pjit", "custom_jvp_call", "custom_vjp_call", "scan", "while", "cond", "checkpoint"})
 
 
 def _normal(x: Any, scale: Any, bias: Any) -> Any:
@@ -107,18 +107,29 @@ def test_every_primitive_of_a_training_step_has_a_rule(loss: str, optimizer: str
     assert sorted(names - set(TABLE)) == []
 
 
-# random_bits is proved beside its counters in test_rules_random; empty operands make nothing to run
+# random_bits is proved beside its counters in test_rules_random
 _ELSEWHERE = frozenset({"random_bits"}) | _CALLS
 
 
+_SIZES = frozenset({"shape", "slice_sizes", "limit_indices", "padding_config"})
+
+
 def _signature(eqn: Any) -> str:
-    return f"{eqn.primitive.name} {[v.aval.str_short() for v in (*eqn.invars, *eqn.outvars)]} {eqn.params}"
+    """Equal for equations that differ in sizes alone, but for reshapes, whose rule is a matter of sizes."""
+    avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+    if eqn.primitive.name == "reshape":
+        return str([a.shape for a in avals])
+    params = {k: v for k, v in eqn.params.items() if k not in _SIZES}
+    return f"{eqn.primitive.name} {[[n == 1 for n in a.shape] for a in avals]} {params}"
 
 
-@pytest.mark.parametrize(("loss", "optimizer"), [("gpt", "adamw"), ("llama", "clipped_lion"), ("mlp", "adafactor")])
-def test_the_rules_hold_for_every_equation_of_a_training_step(loss: str, optimizer: str) -> None:
-    distinct = {_signature(e): e for e in _traced(loss, optimizer) if e.primitive.name not in _ELSEWHERE}
+@pytest.mark.slow
+def test_the_rules_hold_for_every_kind_of_equation_of_training_steps() -> None:
+    steps = [("gpt", "adamw"), ("llama", "clipped_lion"), ("mlp", "adafactor")]
+    traced = [eqn for step in steps for eqn in _traced(*step) if eqn.primitive.name not in _ELSEWHERE]
+    distinct = {_signature(eqn): eqn for eqn in traced}
     factors = 0
     for i, eqn in enumerate(distinct.values()):
-        factors += len(prove(eqn, random_operands(eqn, seed=i)).sizes)
+        factors += len(prove(eqn, random_operands(eqn, seed=i), most_counts=1).sizes)
+    assert len(distinct) > 100
     assert factors > len(distinct)

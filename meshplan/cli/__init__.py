@@ -1,0 +1,3 @@
+"""The command line: `meshplan plan|show|explain|diff|audit|verify|compare|solve|machines`."""
+
+from meshplan.cli._main import main as main

@@ -1,0 +1,34 @@
+"""Signs of life on stderr for everything that may take over a second."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from meshplan.core import format_seconds
+
+
+@contextmanager
+def working(what: str, seconds: float | None = None) -> Iterator[None]:
+    """Shows `what` while the body runs: a bar with the time in a terminal (against the limit `seconds`
+    where there is one), else one line at the start and one with the time at the end."""
+    began = time.monotonic()
+    if not sys.stderr.isatty():
+        print(f"{what} ...", file=sys.stderr, flush=True)
+        yield
+        print(f"{what}: {format_seconds(time.monotonic() - began)}", file=sys.stderr, flush=True)
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    except ImportError:
+        print(f"{what} ...", file=sys.stderr, flush=True)
+        yield
+        return
+    limit = f"of at most {seconds:g} s" if seconds is not None else ""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(24), TimeElapsedColumn(), TextColumn(limit))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        progress.add_task(what, total=None)
+        yield

@@ -1,0 +1,122 @@
+"""A report in a terminal, through rich where it is installed."""
+
+from __future__ import annotations
+
+from typing import Any, TextIO
+
+from meshplan.report._doc import Bars, Code, Doc, Figures, Heading, Paragraph, Part, Split, Splits, Table
+from meshplan.report._text import bar_lines, plain, split_lines
+
+SERIES = ("cyan", "magenta", "yellow", "green")
+PIECES = ("cyan", "magenta", "yellow", "green", "blue", "red", "bright_cyan", "bright_magenta")
+TONES = {"": "", "good": "green", "bad": "bold red", "quiet": "dim"}
+
+
+def show(doc: Doc, file: TextIO, *, width: int | None = None) -> None:
+    """Print the report: with colours to a terminal, as plain text elsewhere or where rich is not installed."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        file.write(plain(doc, width or 100))
+        return
+    console = Console(file=file, width=width, highlight=False, soft_wrap=False)
+    if not console.is_terminal:
+        file.write(plain(doc, width or 120))
+        return
+    console.print(renderable(doc, console.width))
+
+
+def renderable(doc: Doc, width: int = 100) -> Any:
+    """The report as an object that rich prints."""
+    from rich.console import Group
+    from rich.text import Text
+
+    head = Text(doc.title, style="bold")
+    parts: list[Any] = [head, Text(doc.subtitle, style="dim")] if doc.subtitle else [head]
+    for part in doc.parts:
+        parts += [Text(""), _part(part, width)]
+    return Group(*parts)
+
+
+def _part(part: Part, width: int) -> Any:
+    from rich.columns import Columns
+    from rich.text import Text
+
+    match part:
+        case Heading():
+            return Text(part.text, style="bold underline")
+        case Paragraph():
+            return Text(part.text, style=TONES[part.tone])
+        case Code():
+            return Text(part.text, style="dim")
+        case Figures():
+            return _figures(part)
+        case Table():
+            return _table(part, width)
+        case Bars():
+            return _bars(part, width)
+        case Splits():
+            return Columns([_split(s) for s in part.items], padding=(1, 4))
+
+
+def _figures(part: Figures) -> Any:
+    from rich.table import Table as Grid
+
+    grid = Grid.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column(justify="right", style="bold")
+    grid.add_column(style="dim")
+    for item in part.items:
+        grid.add_row(*item)
+    return grid
+
+
+def _table(part: Table, width: int) -> Any:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    shown = _fitting(part, width)
+    grid = Grid(box=SIMPLE_HEAD, padding=(0, 1), header_style="dim", pad_edge=False)
+    for i in shown:
+        column = part.columns[i]
+        whole = column.kind == "figure" or i == 0 or not any(" " in row[i].text for row in part.rows)
+        grid.add_column(
+            column.name, justify="right" if column.kind == "figure" else "left", no_wrap=whole, overflow="fold",
+            min_width=max((len(word) for row in part.rows for word in row[i].text.split()), default=0),
+        )
+    for row in part.rows:
+        grid.add_row(*(Text(row[i].text, style=TONES[row[i].tone]) for i in shown))
+    return grid
+
+
+def _fitting(part: Table, width: int) -> list[int]:
+    """Columns to show: all that fit, spare ones given up from the right."""
+    sizes = [max(len(c.name), *(len(row[i].text) for row in part.rows), 0) + 2 for i, c in enumerate(part.columns)]
+    shown = list(range(len(part.columns)))
+    for i in reversed(range(len(part.columns))):
+        if part.columns[i].spare and sum(sizes[j] for j in shown) > width:
+            shown.remove(i)
+    return shown
+
+
+def _bars(part: Bars, width: int) -> Any:
+    from rich.text import Text
+
+    text = Text("\n").join(Text(line) for line in bar_lines(part, width))
+    for character, colour in zip("█▓▒░", SERIES, strict=True):
+        text.highlight_regex(f"[{character}]+", colour)
+    return text
+
+
+def _split(split: Split) -> Any:
+    from rich.text import Text
+
+    lines = [Text(line) for line in split_lines(split)]
+    lines[0].stylize("bold")
+    lines[1].stylize("dim")
+    colours = {c.text: PIECES[c.piece % len(PIECES)] for row in split.grid for c in row if split.pieces > 1}
+    for line in lines[2:]:
+        for text, colour in colours.items():
+            line.highlight_words([f" {text} "], style=colour)
+    return Text("\n").join(lines)
