@@ -1,10 +1,29 @@
 """meshplan: plan how a JAX step is sharded over a machine, with reasons, before running it."""
 
+from meshplan._api import Comparison as Comparison
 from meshplan._api import Plan as Plan
+from meshplan._api import audit as audit
+from meshplan._api import compare as compare
+from meshplan._api import load as load
 from meshplan._api import plan as plan
+from meshplan._api import shard as shard
 from meshplan._options import Options as Options
+from meshplan.core import ArgumentError as ArgumentError
+from meshplan.core import Collective as Collective
+from meshplan.core import CompileError as CompileError
+from meshplan.core import MachineError as MachineError
+from meshplan.core import MemoryLimitError as MemoryLimitError
+from meshplan.core import MeshError as MeshError
 from meshplan.core import MeshplanError as MeshplanError
+from meshplan.core import PinError as PinError
+from meshplan.core import PlanFileError as PlanFileError
+from meshplan.core import SpecError as SpecError
+from meshplan.core import TraceError as TraceError
 from meshplan.hints import Workload as Workload
 from meshplan.hints import dims as dims
 from meshplan.hints import params as params
+from meshplan.lower import Audit as Audit
+from meshplan.lower import Verification as Verification
 from meshplan.machine import Machine as Machine
+from meshplan.rules import OpRule as OpRule
+from meshplan.rules import OpView as OpView

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from typing import Any
 
 import jax
@@ -16,7 +17,9 @@ from meshplan.lower import (
     Audit, Prediction, Verification, audit_jitted, compare_leaves, jit_planned, shardings,
 )
 from meshplan.machine import Machine, device_order
-from meshplan.plan import PlanData
+from meshplan.plan import (
+    Explanation, PlanData, PlanDiff, diff, explain, logical_axis_rules, save, to_source, write_atomically,
+)
 from meshplan.program import Call, Program
 
 
@@ -35,6 +38,7 @@ class Plan:
     machine: Machine
     pins: Mapping[str, Any] = field(default_factory=dict)
     options: Options = field(default_factory=Options, repr=False)
+    given_mesh: Mapping[str, int] | None = field(default=None, repr=False)
 
     # figures
 
@@ -176,6 +180,45 @@ class Plan:
         return Verification(
             leaves=compare_leaves(planned, reference, paths, tolerance), devices=self.data.mesh.devices
         )
+
+    # reasons and records
+
+    def explain(self, path: str) -> Explanation:
+        """Why an argument (by path or pattern), the "collectives" or the "memory" are as they are; prints as text."""
+        return explain(self.data, path)
+
+    def diff(self, other: Plan) -> PlanDiff:
+        """What another plan does otherwise; `.empty` where nothing."""
+        return diff(self.data, other.data)
+
+    def pin(self, pins: Mapping[str, Any]) -> Plan:
+        """Solved again with further pins; a pattern given before is replaced. The mesh stays where it was given."""
+        from meshplan._api._planning import plan_again
+
+        return plan_again(self, pins)
+
+    def to_source(self) -> str:
+        """Python source that writes the plan by hand."""
+        return to_source(self.data)
+
+    def logical_axis_rules(self) -> tuple[tuple[str, Any], ...]:
+        """Name of a dim -> axes, in flax's form."""
+        return logical_axis_rules(self.data)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the plan as versioned JSON; the file is replaced at once or not at all."""
+        save(self.data, path)
+
+    def html(self, path: str | PathLike[str]) -> None:
+        """Write the plan as one self-contained page."""
+        from meshplan.report import html, plan_doc
+
+        write_atomically(html(plan_doc(self.data)).encode(), path)
+
+    def __str__(self) -> str:
+        from meshplan.report import plain, plan_doc
+
+        return plain(plan_doc(self.data))
 
     # the program behind
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from meshplan._api._plan import Plan
@@ -54,7 +55,21 @@ def plan(
     search = make_search(call, machine, pins or {}, memory_limit, options)
     meshes = [fixed_mesh(mesh, search.machine)] if mesh is not None else search.meshes()
     found, tried = search.best(meshes)
-    return answer(search, call, found, tried, pins or {}, options, time.perf_counter() - began)
+    made = answer(search, call, found, tried, pins or {}, options, time.perf_counter() - began)
+    return replace(made, given_mesh=dict(mesh) if mesh is not None else None)
+
+
+def plan_again(old: Plan, pins: Mapping[str, Any]) -> Plan:
+    """The plan of the same step with further pins."""
+    call = old._need_call()
+    began = time.perf_counter()
+    together = {**old.pins, **pins}
+    limit = old.data.memory_limit
+    search = make_search(call, old.machine, together, limit, old.options)
+    meshes = [fixed_mesh(old.given_mesh, search.machine)] if old.given_mesh else search.meshes()
+    found, tried = search.best(meshes)
+    made = answer(search, call, found, tried, together, old.options, time.perf_counter() - began)
+    return replace(made, given_mesh=old.given_mesh).with_workload(old.data.workload)
 
 
 def make_call(

@@ -41,6 +41,7 @@ def make_mesh(mesh: Any, devices: list[Any]) -> Any:
     """A mesh of these devices with the axes of an abstract one, its last axis on the fastest links."""
     import jax
     import numpy as np
+
     from meshplan.machine import device_order
 
     grid = np.array(device_order(devices)).reshape(mesh.axis_sizes)

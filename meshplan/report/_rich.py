@@ -76,28 +76,38 @@ def _table(part: Table, width: int) -> Any:
     from rich.table import Table as Grid
     from rich.text import Text
 
-    shown = _fitting(part, width)
-    grid = Grid(box=SIMPLE_HEAD, padding=(0, 1), header_style="dim", pad_edge=False)
-    for i in shown:
-        column = part.columns[i]
-        whole = column.kind == "figure" or i == 0 or not any(" " in row[i].text for row in part.rows)
-        grid.add_column(
-            column.name, justify="right" if column.kind == "figure" else "left", no_wrap=whole, overflow="fold",
-            min_width=max((len(word) for row in part.rows for word in row[i].text.split()), default=0),
-        )
+    grid = Grid(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), header_style="dim", pad_edge=False)
+    sizes = column_widths(part, width - 2)
+    for i, size in sizes.items():
+        figure = part.columns[i].kind == "figure"
+        grid.add_column(part.columns[i].name, justify="right" if figure else "left", overflow="fold", width=size)
     for row in part.rows:
-        grid.add_row(*(Text(row[i].text, style=TONES[row[i].tone]) for i in shown))
+        grid.add_row(*(Text(row[i].text, style=TONES[row[i].tone]) for i in sizes))
     return grid
 
 
-def _fitting(part: Table, width: int) -> list[int]:
-    """Columns to show: all that fit, spare ones given up from the right."""
-    sizes = [max(len(c.name), *(len(row[i].text) for row in part.rows), 0) + 2 for i, c in enumerate(part.columns)]
-    shown = list(range(len(part.columns)))
+def column_widths(part: Table, width: int) -> dict[int, int]:
+    """Width of every column that is shown: spare ones go first, then the widest give way, down to a whole word."""
+    texts = [[c.name, *(row[i].text for row in part.rows)] for i, c in enumerate(part.columns)]
+    sizes = {i: max(map(len, column)) for i, column in enumerate(texts)}
+    least = {
+        i: sizes[i] if part.columns[i].kind == "figure" else min(sizes[i], max(len(w) for t in column for w in t.split() or [""]))
+        for i, column in enumerate(texts)
+    }
+
+    def over(found: dict[int, int]) -> int:
+        return sum(found.values()) + 2 * len(found) - width
+
     for i in reversed(range(len(part.columns))):
-        if part.columns[i].spare and sum(sizes[j] for j in shown) > width:
-            shown.remove(i)
-    return shown
+        if part.columns[i].spare and over(sizes) > 0:
+            del sizes[i]
+    for floor in (least, dict.fromkeys(least, 12)):  # words are broken only where nothing else helps
+        while over(sizes) > 0:
+            room = {i: size for i, size in sizes.items() if size > floor[i] and part.columns[i].kind != "figure"}
+            if not room:
+                break
+            sizes[max(room, key=lambda i: room[i])] -= 1
+    return sizes
 
 
 def _bars(part: Bars, width: int) -> Any:

@@ -89,8 +89,8 @@ def test_repeated_layers_and_moments_take_one_row() -> None:
         '-------------------------------  ---------  ---------------  -----------  -------------------  -------------  -----------',
         'state/params/embed               mu         float32[512,64]  vocab embed  (model, None)        (None, model)      65.5 kB',
         'state/params/layers/*/up x 3     mu         float32[64,256]  embed mlp    (data, model)        (None, model)      49.2 kB',
-        'state/params/layers/*/scale x 3  mu         float32[64]      embed        (None)               as stored          1.54 kB',
-        'batch/tokens                                int32[16,32]     batch seq    (data, None) pinned  as stored          1.02 kB',
+        'state/params/layers/*/scale x 3  mu         float32[64]      embed        (None)               same               1.54 kB',
+        'batch/tokens                                int32[16,32]     batch seq    (data, None) pinned  same               1.02 kB',
     ])
 
 
@@ -413,3 +413,15 @@ def test_a_verification_shows_the_worst_leaf_first() -> None:
 def test_an_empty_report_is_its_title() -> None:
     assert plain(Doc("nothing", "", ())) == "nothing\n"
     assert Page(html(Doc("nothing", "", ()))).text.count("nothing") == 2
+
+
+def test_wide_tables_fit_a_terminal_without_losing_a_figure() -> None:
+    from meshplan.report._doc import Table
+    from meshplan.report._rich import column_widths
+
+    table = next(part for part in plan_doc(make_plan()).parts if isinstance(part, Table))
+    for width in (160, 110, 90, 72):
+        sizes = column_widths(table, width)
+        assert sum(sizes.values()) + 2 * len(sizes) <= width
+        assert sizes[6] == len("each device")
+    assert 3 in column_widths(table, 160) and 3 not in column_widths(table, 110), "names of dims are given up first"
