@@ -111,11 +111,11 @@ def compare(args: Namespace) -> int:
 
     reference, workload, given = _planning(args)
     what = f"comparing {workload.name or reference.target} on {args.machine or 'the devices here'}"
-    with working(what + (" (compiling every row)" if args.compile else "")):
-        rows = mp.compare(workload, compile=args.compile, **given)
-    doc = compare_doc(tuple(rows), what)
+    with working(what + (", compiling every row" if args.audit else "")):
+        rows = mp.compare(workload, audit=args.audit, **given).rows
+    doc = compare_doc(rows, f"{workload.name or reference.target} on {rows[0].mesh.devices} devices, {args.machine or 'the devices here'}")
     if args.json:
-        _json.emit(list(rows))
+        _json.emit(rows)
     else:
         _print_doc(doc)
     if args.html:

@@ -56,7 +56,7 @@ def make_parser() -> Parser:
     for name in ("plan", "compare"):
         _planning(made[name])
     made["plan"].add_argument("-o", "--output", metavar="FILE", help="write the plan here (JSON)")
-    made["compare"].add_argument("--compile", action="store_true", help="compile every row ahead of time and price the modules")
+    made["compare"].add_argument("--audit", action="store_true", help="compile every row and price the modules")
     for name in ("show", "explain", "audit", "verify"):
         made[name].add_argument("plan", help="a plan file")
     made["show"].add_argument("--source", action="store_true", help="print Python source that applies the plan by hand")

@@ -9,4 +9,4 @@ from meshplan.report._other_docs import verify_doc as verify_doc
 from meshplan.report._plan_doc import plan_doc as plan_doc
 from meshplan.report._plan_doc import split_picture as split_picture
 from meshplan.report._rich import show as show
-from meshplan.report._text import plain as plain
+from meshplan.report._text import text as text

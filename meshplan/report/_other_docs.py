@@ -102,10 +102,10 @@ def _kinds(r: CompareRow) -> dict[str, float]:
 def _compare_row(r: CompareRow, compiled: bool, kinds: Sequence[str]) -> tuple[Cell, ...]:
     found = (r.compiled or {}).get("seconds")
     more = (Cell("?" if found is None else format_seconds(float(found))),) if compiled else ()
-    peak = float((r.compiled or {}).get("peak_bytes", r.peak_bytes))
+    peak = (r.compiled or {}).get("peak_bytes")
     moved = _kinds(r)
     return (
-        Cell(r.name), Cell(str(r.mesh)), Cell(format_seconds(r.step_seconds)), *more, Cell(format_bytes(peak)),
+        Cell(r.name), Cell(str(r.mesh)), Cell(format_seconds(r.step_seconds)), *more, Cell(format_bytes(r.peak_bytes if peak is None else float(peak))),
         Cell("yes", "quiet") if r.feasible else Cell("no", "bad"),
         *(Cell(format_bytes(moved[k])) if moved.get(k) else Cell("0", "quiet") for k in kinds),
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, TextIO
 
 from meshplan.report._doc import Bars, Code, Doc, Figures, Heading, Paragraph, Part, Split, Splits, Table
-from meshplan.report._text import bar_lines, plain, split_lines
+from meshplan.report._text import bar_lines, split_lines
+from meshplan.report._text import text as plain_text
 
 SERIES = ("cyan", "magenta", "yellow", "green")
 PIECES = ("cyan", "magenta", "yellow", "green", "blue", "red", "bright_cyan", "bright_magenta")
@@ -17,11 +18,11 @@ def show(doc: Doc, file: TextIO, *, width: int | None = None) -> None:
     try:
         from rich.console import Console
     except ImportError:
-        file.write(plain(doc, width or 100))
+        file.write(plain_text(doc, width or 100))
         return
     console = Console(file=file, width=width, highlight=False, soft_wrap=False)
     if not console.is_terminal:
-        file.write(plain(doc, width or 120))
+        file.write(plain_text(doc, width or 120))
         return
     console.print(renderable(doc, console.width))
 

@@ -8,10 +8,10 @@ from meshplan.report._doc import Bars, Code, Doc, Figures, Heading, Paragraph, P
 FILL = ("█", "▓", "▒", "░")
 
 
-def plain(doc: Doc, width: int = 100) -> str:
+def text(doc: Doc, width: int = 100) -> str:
     """The report without colours. Paragraphs and bars keep to `width`; tables are as wide as their texts."""
     blocks = [f"{doc.title}\n{doc.subtitle}".rstrip()]
-    blocks += [text for part in doc.parts if (text := part_text(part, width))]
+    blocks += [block for part in doc.parts if (block := part_text(part, width))]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -45,8 +45,8 @@ def table_text(table: Table) -> str:
     lines = []
     for row in rows:
         parts = []
-        for text, column, size in zip(row, table.columns, widths, strict=True):
-            parts.append(text.rjust(size) if column.kind == "figure" else text.ljust(size))
+        for said, column, size in zip(row, table.columns, widths, strict=True):
+            parts.append(said.rjust(size) if column.kind == "figure" else said.ljust(size))
         lines.append("  ".join(parts).rstrip())
     lines.insert(1, "  ".join("-" * size for size in widths))
     return "\n".join(lines)
@@ -54,8 +54,8 @@ def table_text(table: Table) -> str:
 
 def bar_lines(part: Bars, width: int) -> list[str]:
     label = max((len(b.label) for b in part.bars), default=0)
-    text = max((len(b.text) for b in part.bars), default=0)
-    room = max(10, min(48, width - label - text - 4))
+    said = max((len(b.text) for b in part.bars), default=0)
+    room = max(10, min(48, width - label - said - 4))
     lines = []
     for bar in part.bars:
         drawn, done = "", 0.0

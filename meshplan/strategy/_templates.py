@@ -26,6 +26,7 @@ Mask = npt.NDArray[np.bool_]
 def template_keep(name: str, graph: Graph, classes: DimClasses) -> Callable[[int, Node, Choices], Mask]:
     """Which strategies of a node the template allows; the last mesh axis is the tensor axis of those that have one."""
     moments, weights = _stored(graph)
+    data = {n for i, n in graph.node_of_arg.items() if graph.program.args[i].pair < 0}
 
     def keep(node: int, about: Node, choices: Choices) -> Mask:
         n_axes = choices.assign.shape[1]
@@ -36,7 +37,8 @@ def template_keep(name: str, graph: Graph, classes: DimClasses) -> Callable[[int
             column = choices.assign[:, a]
             allowed = _allowed(name, a == tensor, node, about, classes, has_batch, weights, moments)
             ok &= np.isin(column, [*allowed, UNUSED, UNREDUCED])
-        return _most_split(ok, choices, tensor) if _must_split(name, node, weights, moments) else ok
+        split = _must_split(name, node, weights, moments) or (node in data and has_batch)
+        return _most_split(ok, choices, tensor) if split else ok
 
     return keep
 

@@ -19,8 +19,9 @@ from meshplan.lower._aot import MemoryUse, OutOfMemory
 from meshplan.lower._audit import Audit, Prediction
 from meshplan.plan import CompareRow, diff, picture_dims, ranges, split_grid
 from meshplan.report import (
-    Doc, audit_doc, compare_doc, diff_doc, html, plain, plan_doc, show, split_picture, verify_doc,
+    Doc, audit_doc, compare_doc, diff_doc, html, plan_doc, show, split_picture, verify_doc,
 )
+from meshplan.report import text as plain
 from tests._plans import MESH, array, make_plan, spec
 
 VOID = {"meta", "br", "wbr", "hr", "img", "link", "input"}
