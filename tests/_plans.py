@@ -28,14 +28,16 @@ def arguments(layers: int = 3) -> tuple[ArrayPlan, ...]:
         found.append(array(f"{root}/embed", (512, 64), spec("model", None), used=used, dims=("vocab", "embed")))
         for i in range(layers):
             gathered = () if moment else (spec(None, "model"),)
-            found.append(array(f"{root}/layers/{i}/up", (64, 256), spec("data", "model"), used=gathered, dims=("embed", "mlp")))
+            stored, dims = spec("data", "model"), ("embed", "mlp")
+            found.append(array(f"{root}/layers/{i}/up", (64, 256), stored, used=gathered, dims=dims))
             found.append(array(f"{root}/layers/{i}/scale", (64,), spec(None), dims=("embed",)))
-    return (*found, array("batch/tokens", (16, 32), spec("data", None), dtype="int32", pinned=True, dims=("batch", "seq")))
+    batch = array("batch/tokens", (16, 32), spec("data", None), dtype="int32", pinned=True, dims=("batch", "seq"))
+    return (*found, batch)
 
 
 def make_plan(**changes: Any) -> PlanData:
     """A small plan of every kind of entry; `changes` replace fields."""
-    args = [a for a in changes.pop("arguments", arguments())]
+    args = list(changes.pop("arguments", arguments()))
     owned = [i for i, a in enumerate(args) if a.path.startswith("state/")]
     results = []
     for j, i in enumerate(owned):

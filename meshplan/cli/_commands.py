@@ -39,7 +39,7 @@ def explain(args: Namespace) -> int:
     data = load(args.plan)
     found = explained(data, args.subject)
     if args.json:
-        _json.emit({"subject": found.subject, "arrays": found.arrays, "collectives": found.collectives, "text": found.text})
+        _json.emit(found)
     else:
         print(found)
     return HOLDS
@@ -113,7 +113,8 @@ def compare(args: Namespace) -> int:
     what = f"comparing {workload.name or reference.target} on {args.machine or 'the devices here'}"
     with working(what + (", compiling every row" if args.audit else "")):
         rows = mp.compare(workload, audit=args.audit, **given).rows
-    doc = compare_doc(rows, f"{workload.name or reference.target} on {rows[0].mesh.devices} devices, {args.machine or 'the devices here'}")
+    where = args.machine or f"the {rows[0].mesh.devices} devices here"
+    doc = compare_doc(rows, f"{workload.name or reference.target} on {where}")
     if args.json:
         _json.emit(rows)
     else:
@@ -158,8 +159,10 @@ def audit(args: Namespace) -> int:
 
 
 def _audit_value(found: Any) -> dict[str, Any]:
-    names = ("name", "target", "ok", "fits", "mesh_shape", "flops", "flops_by_dtype", "memory", "memory_limit", "seconds",
-             "compute_seconds", "collective_seconds", "compile_seconds", "notes")  # fmt: skip
+    names = (
+        "name", "target", "ok", "fits", "mesh_shape", "flops", "flops_by_dtype", "memory", "memory_limit", "seconds",
+        "compute_seconds", "collective_seconds", "compile_seconds", "notes",
+    )
     out = {name: getattr(found, name) for name in names}
     out |= {"bytes_by_kind": found.bytes_by_kind(), "mismatches": found.mismatches()}
     out["collectives"] = [_json.collective_value(c) for c in found.collectives]
@@ -206,9 +209,10 @@ def _host_devices(data: PlanData) -> None:
     """As many host devices as a plan for the CPU needs, where this process has not started any yet."""
     import jax
 
-    if data.machine.startswith("cpu"):
+    if data.machine.partition(":")[0] == "cpu":
         try:
             jax.config.update("jax_num_cpu_devices", data.mesh.devices)
+            jax.config.update("jax_platforms", "cpu")
         except RuntimeError:
             return  # started: a wrong number is an error of the plan's own, which names both
 

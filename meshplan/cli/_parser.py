@@ -52,7 +52,9 @@ def _value(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 def make_parser() -> Parser:
     parser = Parser(prog="meshplan", description="Plan how a JAX step is sharded over a machine.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    made = {name: commands.add_parser(name, help=text, description=text, allow_abbrev=False) for name, text in COMMANDS.items()}
+    made = {
+        name: commands.add_parser(name, help=text, description=text, allow_abbrev=False) for name, text in COMMANDS.items()
+    }
     for name in ("plan", "compare"):
         _planning(made[name])
     made["plan"].add_argument("-o", "--output", metavar="FILE", help="write the plan here (JSON)")
@@ -60,7 +62,7 @@ def make_parser() -> Parser:
     for name in ("show", "explain", "audit", "verify"):
         made[name].add_argument("plan", help="a plan file")
     made["show"].add_argument("--source", action="store_true", help="print Python source that applies the plan by hand")
-    made["show"].add_argument("--rules", action="store_true", help="print the axes of named dims as flax's logical axis rules")
+    made["show"].add_argument("--rules", action="store_true", help="print flax's logical axis rules")
     made["explain"].add_argument("subject", help="a path or pattern of arguments, 'collectives' or 'memory'")
     made["diff"].add_argument("before", help="a plan file")
     made["diff"].add_argument("after", help="a plan file")
@@ -81,7 +83,7 @@ def make_parser() -> Parser:
 def _planning(p: argparse.ArgumentParser) -> None:
     p.add_argument("workload", help="module:function that makes a meshplan.Workload, such as models.gpt:workload")
     p.add_argument("--size", help="the workload's size argument")
-    p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="further arguments of the workload function")
+    p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a further argument of the function")
     p.add_argument("--machine", help="such as tpu-v5e:2x4 or h100:1x8 (default: the devices here)")
     p.add_argument("--mesh", type=_value(parse_mesh), metavar="AXIS=SIZE,...", help="fix the mesh (default: search)")
     p.add_argument(
@@ -98,4 +100,4 @@ def _planning(p: argparse.ArgumentParser) -> None:
 def option_fields() -> Sequence[tuple[str, float]]:
     """Names and defaults of the options that are numbers; the others are for programs."""
     found = [(f.name, f.default) for f in fields(Options) if f.default is not MISSING]
-    return [(name, default) for name, default in found if isinstance(default, int | float) and not isinstance(default, bool)]
+    return [(name, value) for name, value in found if isinstance(value, int | float) and not isinstance(value, bool)]

@@ -13,12 +13,13 @@ from meshplan.core import format_seconds
 @contextmanager
 def working(what: str, seconds: float | None = None) -> Iterator[None]:
     """Shows `what` while the body runs: a bar with the time in a terminal (against the limit `seconds`
-    where there is one), else one line at the start and one with the time at the end."""
+    where there is one), else one line at the start and, after more than a second, one with the time."""
     began = time.monotonic()
     if not sys.stderr.isatty():
         print(f"{what} ...", file=sys.stderr, flush=True)
         yield
-        print(f"{what}: {format_seconds(time.monotonic() - began)}", file=sys.stderr, flush=True)
+        if time.monotonic() - began > 1.0:
+            print(f"{what}: {format_seconds(time.monotonic() - began)}", file=sys.stderr, flush=True)
         return
     try:
         from rich.console import Console

@@ -42,8 +42,10 @@ def parse_pin(text: str) -> tuple[str, PartitionSpec]:
     """`params/.*/up=None,data+model` -> (pattern, spec): one entry per dim, `+` joins axes of one dim."""
     pattern, equals, spec = text.rpartition("=")
     if not equals or not pattern.strip():
-        raise UsageError(f"pin '{text}' has no spec. Write PATTERN=SPEC, such as 'batch.tokens=data' or 'params/.*/up=None,model'.")
-    entries: list[None | str | tuple[str, ...]] = []
+        raise UsageError(
+            f"pin '{text}' has no spec. Write PATTERN=SPEC, such as 'batch.tokens=data' or 'params/.*/up=None,model'."
+        )
+    entries: list[str | tuple[str, ...] | None] = []
     for part in spec.split(",") if spec.strip() else []:
         axes = tuple(a.strip() for a in part.split("+"))
         if axes in (("None",), ("-",), ("",)):
@@ -51,7 +53,9 @@ def parse_pin(text: str) -> tuple[str, PartitionSpec]:
             continue
         for axis in axes:
             if not axis.isidentifier():
-                raise UsageError(f"pin '{text}': '{axis}' is no name of an axis. Write one entry per dim: None, data, data+model.")
+                raise UsageError(
+                    f"pin '{text}': '{axis}' is no name of an axis. Write one entry per dim: None, data, data+model."
+                )
         entries.append(axes[0] if len(axes) == 1 else axes)
     return pattern, PartitionSpec(*entries)
 
@@ -95,7 +99,8 @@ class WorkloadRef:
         return cls(target, dict(_setting(w) for w in (*words, *settings)))
 
     def __str__(self) -> str:
-        return shlex.join([self.target, *(f"{k}={v if isinstance(v, str) else repr(v)}" for k, v in self.arguments.items())])
+        settings = [f"{k}={v if isinstance(v, str) else repr(v)}" for k, v in self.arguments.items()]
+        return shlex.join([self.target, *settings])
 
     def load(self) -> Workload:
         """Import it and call it. Raises `UsageError` where it is not there or makes no Workload."""
@@ -106,7 +111,8 @@ class WorkloadRef:
         if isinstance(found, Workload) and not self.arguments:
             return found
         if not callable(found):
-            raise UsageError(f"workload '{self.target}' is a {type(found).__name__}, not a function that makes a Workload.")
+            kind = type(found).__name__
+            raise UsageError(f"workload '{self.target}' is a {kind}, not a function that makes a Workload.")
         try:
             made = found(**self.arguments)
         except (TypeError, ValueError, KeyError) as error:
@@ -143,7 +149,11 @@ def _module(name: str, target: str) -> Any:
     except ModuleNotFoundError as error:
         missing = error.name or name
         if name == missing or name.startswith(f"{missing}."):
-            raise UsageError(f"workload '{target}': there is no module '{missing}' here or on the path. Run where it can be imported.") from error
-        raise UsageError(f"workload '{target}': importing '{name}' needs module '{missing}', which is not installed.") from error
+            raise UsageError(
+                f"workload '{target}': there is no module '{missing}' here or on the path. Run where it can be imported."
+            ) from error
+        raise UsageError(
+            f"workload '{target}': importing '{name}' needs module '{missing}', which is not installed."
+        ) from error
     except SyntaxError as error:
         raise UsageError(f"workload '{target}': {error.filename}:{error.lineno}: {error.msg}.") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshplan.program import CARRY, STACK, Program
+from meshplan.strategy import Graph, kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,15 +18,26 @@ class Liveness:
 
     span: tuple[tuple[int, int], ...]
     region_span: tuple[tuple[int, int], ...]
-    region_of_op: tuple[int, ...]
     end: int
 
-    def at_use(self, op: int, region: int) -> int:
-        """The position to which something that lives in `region` must be held for operation `op` to read it."""
-        return op if self.region_of_op[op] == region else -1
+
+def kernel_ends(graph: Graph) -> list[int]:
+    """For each operation the last one of the fused kernel it is part of: what it reads is held until then."""
+    ends = list(range(len(graph.program.ops)))
+    for node in graph.nodes:
+        if node.kind != "chain" or node.group is None:
+            continue
+        level = kernels(node.group, graph.program)
+        last: dict[int, int] = {}
+        for index, k in level.items():
+            last[k] = max(last.get(k, 0), index)
+        for index, k in level.items():
+            ends[index] = last[k]
+    return ends
 
 
-def liveness(program: Program) -> Liveness:
+def liveness(graph: Graph) -> Liveness:
+    program, ends_at = graph.program, kernel_ends(graph)
     ops, regions = program.ops, program.regions
     end = len(ops)
     spans = [[end, -1] for _ in regions]
@@ -52,9 +64,9 @@ def liveness(program: Program) -> Liveness:
         if producer.primitive == STACK:
             death = spans[producer.region][1]
         for use, _ in program.consumers[v]:
-            death = max(death, _until(ops[use].region, home, use, ancestors, spans))
+            death = max(death, _until(ops[use].region, home, ends_at[use], ancestors, spans))
         held.append((birth, end if v in kept else death))
-    return Liveness(tuple(held), tuple((a, b) for a, b in spans), tuple(op.region for op in ops), end)
+    return Liveness(tuple(held), tuple((a, b) for a, b in spans), end)
 
 
 def _ancestors(program: Program, region: int) -> list[int]:

@@ -45,7 +45,7 @@ class Space:
     def of(cls, graph: Graph, ties: Ties) -> Space:
         program = graph.program
         aliased = {leaf.value for leaf in program.results if leaf.pair >= 0}
-        return cls(graph, ties, liveness(program), tuple(_held(graph, n, aliased) for n in graph.nodes))
+        return cls(graph, ties, liveness(graph), tuple(_held(graph, n, aliased) for n in graph.nodes))
 
 
 @dataclass(frozen=True, slots=True)

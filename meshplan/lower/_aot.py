@@ -115,13 +115,15 @@ def require_compiler(platform: str) -> None:
     if platform not in wanted:
         return
     extra, names = wanted[platform]
-    if not any(_installed(name) for name in names):
-        jaxlib = metadata.version("jaxlib")
-        tie = f"exactly jaxlib's version, {jaxlib}" if platform == "cuda" else _libtpu_wish() or "the one jax asks for"
-        raise CompileError(
-            f"no compiler for '{platform}': none of {', '.join(names)} is installed. "
-            f"Install one: pip install 'meshplan[{extra}]' (its version must be {tie}; no hardware is needed)."
-        )
+    jaxlib = metadata.version("jaxlib")
+    tie = f"exactly jaxlib's version, {jaxlib}" if platform == "cuda" else _libtpu_wish() or "the one jax asks for"
+    cure = f"pip install 'meshplan[{extra}]' (its version must be {tie}; no hardware is needed)"
+    present = {name: version for name in names if (version := _installed(name))}
+    if not present:
+        raise CompileError(f"no compiler for '{platform}': {' or '.join(names)} is not installed. Install it: {cure}.")
+    if platform == "cuda" and jaxlib not in present.values():
+        others = ", ".join(f"{name} {version}" for name, version in present.items())
+        raise CompileError(f"{others} does not go with jaxlib {jaxlib}. Install the one that does: {cure}.")
 
 
 def _installed(name: str) -> str | None:

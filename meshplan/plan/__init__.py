@@ -21,6 +21,8 @@ from meshplan.plan._codec import save as save
 from meshplan.plan._codec import to_bytes as to_bytes
 from meshplan.plan._codec import write_atomically as write_atomically
 from meshplan.plan._compare import CompareRow as CompareRow
+from meshplan.plan._diff import CollectiveChange as CollectiveChange
+from meshplan.plan._diff import FigureChange as FigureChange
 from meshplan.plan._diff import PlanDiff as PlanDiff
 from meshplan.plan._diff import diff as diff
 from meshplan.plan._diff import figure_text as figure_text

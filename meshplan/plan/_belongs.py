@@ -29,7 +29,9 @@ def check_program(data: PlanData, fingerprint: str, arguments: Sequence[Leaf], n
             )
     for path in planned:
         if path not in found:
-            raise PlanFileError(f"{name} is for another program: the step has no argument '{path}', planned was one. {again}")
+            raise PlanFileError(
+                f"{name} is for another program: the step has no argument '{path}', planned was one. {again}"
+            )
     if tuple(planned) != tuple(found):
         raise PlanFileError(f"{name} is for another program: the same arguments in another order. {again}")
     if data.fingerprint != fingerprint:

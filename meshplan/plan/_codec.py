@@ -15,7 +15,18 @@ from meshplan.core import Collective, MeshShape, PlanFileError, Spec
 from meshplan.plan._data import ArrayPlan, Candidate, HeldBytes, OpPlan, PlanData
 from meshplan.plan._data import Path as SpecPath
 from meshplan.plan._format import (
-    FORMAT, KIND, LINES, ROWS, ArrayRow, CandidateRow, CollectiveRow, Header, HeldRow, OpRow, PlanFile, to_figure,
+    FORMAT,
+    KIND,
+    LINES,
+    ROWS,
+    ArrayRow,
+    CandidateRow,
+    CollectiveRow,
+    Header,
+    HeldRow,
+    OpRow,
+    PlanFile,
+    to_figure,
 )
 
 FIGURES = (
@@ -136,7 +147,9 @@ def load(path: str | Path) -> PlanData:
     try:
         content = where.read_bytes()
     except FileNotFoundError:
-        raise PlanFileError(f"plan file {path} does not exist. Write one with plan.save or `meshplan plan -o`.") from None
+        raise PlanFileError(
+            f"plan file {path} does not exist. Write one with plan.save or `meshplan plan -o`."
+        ) from None
     except IsADirectoryError:
         raise PlanFileError(f"{path} is a folder, not a plan file. Give the name of a file.") from None
     except OSError as error:
@@ -154,7 +167,9 @@ def from_bytes(content: bytes, name: str = "the plan file") -> PlanData:
     try:
         header = msgspec.json.decode(content, type=Header)
     except msgspec.ValidationError:
-        raise PlanFileError(f"{name} is not a plan file: it does not begin as one. Give a file from plan.save.") from None
+        raise PlanFileError(
+            f"{name} is not a plan file: it does not begin as one. Give a file from plan.save."
+        ) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PlanFileError(f"{name} is damaged: {_plainly(error)}. {again}") from error
     if header.kind != KIND:
@@ -230,7 +245,8 @@ class _Reader:
         spec: Spec = self.at(self.specs, row.spec, f"{where}.spec")
         for n, axes in zip(row.shape, spec.dims, strict=False):
             if n % self.mesh.size(axes):
-                raise self.damaged(f"{where}.spec", f"splits {list(row.shape)} of {row.path} as {spec} over {self.mesh}")
+                found = f"splits {list(row.shape)} of {row.path} as {spec} over {self.mesh}"
+                raise self.damaged(f"{where}.spec", found)
         if len(spec.dims) != len(row.shape) or (row.dims and len(row.dims) != len(row.shape)):
             raise self.damaged(where, f"has a shape of {len(row.shape)} dims and a spec or names of another number")
         if not -1 <= row.pair < others:

@@ -219,7 +219,8 @@ def _collectives(rows: Sequence[CollectiveChange]) -> list[str]:
     kind, line = max(len(r.kind) for r in rows), max(len(r.source) for r in rows)
     lines = []
     for r in rows:
-        text = f"  {r.kind.ljust(kind)}  {r.source.ljust(line)}  {format_bytes(r.bytes_before)} -> {format_bytes(r.bytes_after)}"
+        moved = f"{format_bytes(r.bytes_before)} -> {format_bytes(r.bytes_after)}"
+        text = f"  {r.kind.ljust(kind)}  {r.source.ljust(line)}  {moved}"
         if r.seconds_before is not None and r.seconds_after is not None:
             text += f", {format_seconds(r.seconds_before)} -> {format_seconds(r.seconds_after)}"
         lines.append(text)

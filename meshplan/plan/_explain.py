@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from meshplan.core import (
-    ArgumentError, Collective, MeshShape, PinError, Spec, format_bytes, format_seconds, local_bytes,
+    ArgumentError,
+    Collective,
+    MeshShape,
+    PinError,
+    Spec,
+    format_bytes,
+    format_seconds,
+    local_bytes,
 )
 from meshplan.cost import Rates, reshard_path
 from meshplan.hints import find, match, nearest_paths
@@ -185,7 +192,8 @@ def _collectives_text(data: PlanData, costs: Sequence[CollectiveCost]) -> list[s
     for c in costs:
         time = format_seconds(c.seconds) if c.seconds is not None else "?"
         rows.append((
-            c.kind, "+".join(c.axes), f"{c.runs:g}", format_bytes(c.nbytes), time, c.source or "?", ", ".join(c.op_names)
+            c.kind, "+".join(c.axes), f"{c.runs:g}", format_bytes(c.nbytes), time, c.source or "?",
+            ", ".join(c.op_names),
         ))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [head, *("  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)).rstrip() for row in rows)]

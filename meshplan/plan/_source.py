@@ -92,7 +92,8 @@ def to_source(data: PlanData) -> str:
     lines = [
         f'"""Shardings of {_plain(data.step) or "a step"} for {_plain(data.machine)}, mesh {data.mesh}.',
         "",
-        f"Predicted: {format_seconds(data.step_seconds)} a step, {format_bytes(data.peak_bytes)} on each device at the peak.",
+        f"Predicted: {format_seconds(data.step_seconds)} a step, {format_bytes(data.peak_bytes)} on each device at the "
+        "peak.",
         "",
         "    mesh = make_mesh()",
         "    fn = jit(step, args, mesh)",
@@ -175,7 +176,7 @@ def _renamed_roots(data: PlanData) -> dict[str, str]:
 
 def spec_source(spec: Spec) -> str:
     """`P('data', None, ('fsdp', 'model'))`, in double quotes, trailing unsplit dims dropped."""
-    entries = ["None" if not d else _quoted(d[0]) if len(d) == 1 else f"({', '.join(map(_quoted, d))})" for d in spec.dims]
+    entries = ["None" if not d else _quoted(d[0]) if len(d) == 1 else _tuple(d) for d in spec.dims]
     while entries and entries[-1] == "None":
         entries.pop()
     return f"P({', '.join(entries)})"

@@ -6,7 +6,17 @@ from meshplan.core import Collective, bytes_by_kind, format_bytes, format_flops,
 from meshplan.lower._audit import Audit
 from meshplan.plan import short_source
 from meshplan.report._doc import (
-    Bar, BarPart, Bars, Cell, Doc, Figures, Heading, Paragraph, Part, Table, columns,
+    Bar,
+    BarPart,
+    Bars,
+    Cell,
+    Doc,
+    Figures,
+    Heading,
+    Paragraph,
+    Part,
+    Table,
+    columns,
 )
 
 MOST_ROWS = 40
@@ -51,7 +61,8 @@ def _figures(audit: Audit) -> Figures:
     if audit.seconds is not None and audit.compute_seconds is not None and audit.collective_seconds is not None:
         items.append((
             "priced", format_seconds(audit.seconds),
-            f"{format_seconds(audit.compute_seconds)} FLOPs at peak + {format_seconds(audit.collective_seconds)} collectives",
+            f"{format_seconds(audit.compute_seconds)} FLOPs at peak + "
+            f"{format_seconds(audit.collective_seconds)} collectives",
         ))
     items.append(("compiled in", format_seconds(audit.compile_seconds), ""))
     return Figures(tuple(items))
@@ -74,7 +85,8 @@ def _against(audit: Audit) -> Table:
     assert audit.predicted is not None and audit.memory is not None
     predicted, compiled = bytes_by_kind(audit.predicted.collectives), audit.bytes_by_kind()
     wrong = {m.kind for m in audit.mismatches()}
-    rows = [(k, predicted.get(k, 0.0), compiled.get(k, 0.0), format_bytes) for k in dict.fromkeys((*predicted, *compiled))]
+    kinds = dict.fromkeys((*predicted, *compiled))
+    rows = [(k, predicted.get(k, 0.0), compiled.get(k, 0.0), format_bytes) for k in kinds]
     rows.append(("peak memory", float(audit.predicted.peak_bytes), float(audit.memory.peak_bytes), format_bytes))
     rows.append(("flops", float(audit.predicted.flops), audit.flops, format_flops))
     return Table(columns("figure", ">predicted", ">compiled", ">compiled / predicted", ""), tuple(
@@ -98,8 +110,8 @@ def _collectives(collectives: tuple[Collective, ...]) -> list[Part]:
     most = max(n for _, n in sums.values()) or 1.0
     rows = tuple(
         (
-            Cell(kind), Cell(axes), Cell(str(group)), Cell(f"{runs:g}"), Cell(format_bytes(n), share=n / most), Cell(dtype),
-            Cell(source),
+            Cell(kind), Cell(axes), Cell(str(group)), Cell(f"{runs:g}"), Cell(format_bytes(n), share=n / most),
+            Cell(dtype), Cell(source),
         )
         for (kind, axes, group, dtype, source), (runs, n) in ordered[:MOST_ROWS]
     )

@@ -5,7 +5,20 @@ from __future__ import annotations
 from html import escape
 
 from meshplan.report._doc import (
-    Bars, Cell, Code, Column, Doc, Figures, Heading, Paragraph, Part, Split, SplitCell, Splits, Table,
+    BarPart,
+    Bars,
+    Cell,
+    Code,
+    Column,
+    Doc,
+    Figures,
+    Heading,
+    Paragraph,
+    Part,
+    Split,
+    SplitCell,
+    Splits,
+    Table,
 )
 from meshplan.report._style import STYLE
 
@@ -81,10 +94,7 @@ def _percent(share: float) -> str:
 def _bars(part: Bars) -> str:
     rows = []
     for bar in part.bars:
-        pieces = "".join(
-            f'<span class="s{p.series % 4}" style="width:{_percent(p.share)}" title="{escape(f"{p.name} {p.text}".strip())}"></span>'
-            for p in bar.parts
-        )
+        pieces = "".join(map(_bar_part, bar.parts))
         rows.append(
             f'<div class="barlabel">{escape(bar.label)}</div><div class="track">{pieces}</div>'
             f'<div class="bartext">{escape(bar.text)}</div>'
@@ -93,6 +103,11 @@ def _bars(part: Bars) -> str:
     legend = "".join(f'<span><i class="s{series}"></i>{escape(name)}</span>' for name, series in names)
     shown = f'<div class="legend">{legend}</div>' if len(names) > 1 else ""
     return f'<div class="bars">{"".join(rows)}</div>{shown}'
+
+
+def _bar_part(part: BarPart) -> str:
+    title = escape(f"{part.name} {part.text}".strip())
+    return f'<span class="s{part.series % 4}" style="width:{_percent(part.share)}" title="{title}"></span>'
 
 
 def _split(split: Split) -> str:

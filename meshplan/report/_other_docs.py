@@ -6,9 +6,20 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from meshplan.core import KINDS, format_bytes, format_seconds
-from meshplan.plan import CompareRow, PlanDiff, figure_text
+from meshplan.plan import CollectiveChange, CompareRow, FigureChange, PlanDiff, figure_text
 from meshplan.report._doc import (
-    Bar, BarPart, Bars, Cell, Doc, Heading, Paragraph, Part, Table, Tone, cells, columns,
+    Bar,
+    BarPart,
+    Bars,
+    Cell,
+    Doc,
+    Heading,
+    Paragraph,
+    Part,
+    Table,
+    Tone,
+    cells,
+    columns,
 )
 
 
@@ -43,29 +54,37 @@ def diff_doc(diff: PlanDiff, before: str = "before", after: str = "after") -> Do
         parts.append(Paragraph("The two plans say the same.", "good"))
     for heading, rows in (("Setting", diff.setting), ("Arguments", diff.arguments), ("Results", diff.results)):
         if rows:
-            parts += [Heading(heading), Table(columns("`what", "`" + before, "`" + after), tuple(cells(*r) for r in rows))]
+            table = Table(columns("`what", "`" + before, "`" + after), tuple(cells(*r) for r in rows))
+            parts += [Heading(heading), table]
     if diff.figures:
-        parts += [Heading("Predicted, per device and step"), Table(columns("figure", ">" + before, ">" + after, ">change"), tuple(
-            (
-                Cell(r.what), Cell(figure_text(r.before, r.unit)), Cell(figure_text(r.after, r.unit)),
-                Cell(f"{r.after / r.before - 1:+.1%}" if r.before else "new", _tone(r.before, r.after)),
-            )
-            for r in diff.figures
-        ))]
+        parts += [Heading("Predicted, per device and step"), _figures(diff.figures, before, after)]
     if diff.collectives:
-        rows = tuple(
-            (
-                Cell(r.kind), Cell(r.source or "?"), Cell(format_bytes(r.bytes_before)),
-                Cell(format_bytes(r.bytes_after), _tone(r.bytes_before, r.bytes_after)), Cell(_seconds(r.seconds_before)),
-                Cell(_seconds(r.seconds_after)),
-            )
-            for r in diff.collectives
-        )
-        names = columns("kind", "`source", f">bytes {before}", f">bytes {after}", f">time {before}", f">time {after}")
-        parts += [Heading("Collectives"), Table(names, rows)]
+        parts += [Heading("Collectives"), _collectives(diff.collectives, before, after)]
     if diff.operations:
         parts.append(Paragraph(f"{diff.operations} operations are constrained differently.", "quiet"))
     return Doc("Two plans", f"{before} -> {after}", tuple(parts))
+
+
+def _figures(rows: Sequence[FigureChange], before: str, after: str) -> Table:
+    return Table(columns("figure", ">" + before, ">" + after, ">change"), tuple(
+        (
+            Cell(r.what), Cell(figure_text(r.before, r.unit)), Cell(figure_text(r.after, r.unit)),
+            Cell(f"{r.after / r.before - 1:+.1%}" if r.before else "new", _tone(r.before, r.after)),
+        )
+        for r in rows
+    ))
+
+
+def _collectives(rows: Sequence[CollectiveChange], before: str, after: str) -> Table:
+    names = columns("kind", "`source", f">bytes {before}", f">bytes {after}", f">time {before}", f">time {after}")
+    return Table(names, tuple(
+        (
+            Cell(r.kind), Cell(r.source or "?"), Cell(format_bytes(r.bytes_before)),
+            Cell(format_bytes(r.bytes_after), _tone(r.bytes_before, r.bytes_after)), Cell(_seconds(r.seconds_before)),
+            Cell(_seconds(r.seconds_after)),
+        )
+        for r in rows
+    ))
 
 
 def _tone(before: float, after: float) -> Tone:
@@ -85,10 +104,12 @@ def compare_doc(rows: Sequence[CompareRow], title: str = "This plan beside the t
     ))
     compiled = any(r.compiled is not None for r in ordered)
     kinds = [k for k in KINDS if any(_kinds(r).get(k) for r in ordered)]
-    names = columns("", "mesh", ">step", *((">compiled",) if compiled else ()), ">peak memory", "fits", *(f">{k}" for k in kinds))
+    more = (">compiled",) if compiled else ()
+    names = columns("", "mesh", ">step", *more, ">peak memory", "fits", *(f">{k}" for k in kinds))
     table = Table(names, tuple(_compare_row(r, compiled, kinds) for r in ordered))
-    said = "Bytes of collectives, per device and step" + (", of the compiled modules where there are any." if compiled else ", predicted.")
-    return Doc(title, "", (bars, table, Paragraph(said, "quiet")))
+    whose = "of the compiled modules where there are any" if compiled else "predicted"
+    said = Paragraph(f"Bytes of collectives, per device and step, {whose}.", "quiet")
+    return Doc(title, "", (bars, table, said))
 
 
 def _bar_text(r: CompareRow) -> str:
@@ -105,7 +126,8 @@ def _compare_row(r: CompareRow, compiled: bool, kinds: Sequence[str]) -> tuple[C
     peak = (r.compiled or {}).get("peak_bytes")
     moved = _kinds(r)
     return (
-        Cell(r.name), Cell(str(r.mesh)), Cell(format_seconds(r.step_seconds)), *more, Cell(format_bytes(r.peak_bytes if peak is None else float(peak))),
+        Cell(r.name), Cell(str(r.mesh)), Cell(format_seconds(r.step_seconds)), *more,
+        Cell(format_bytes(r.peak_bytes if peak is None else float(peak))),
         Cell("yes", "quiet") if r.feasible else Cell("no", "bad"),
         *(Cell(format_bytes(moved[k])) if moved.get(k) else Cell("0", "quiet") for k in kinds),
     )

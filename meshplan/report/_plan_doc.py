@@ -6,11 +6,36 @@ from collections.abc import Sequence
 
 from meshplan.core import Spec, format_bytes, format_flops, format_seconds, local_bytes
 from meshplan.plan import (
-    ArrayPlan, CollectiveCost, Family, PlanData, collective_costs, families, grouped, in_words, picture_dims, ranges,
-    share_of_limit, short_sources, split_grid,
+    ArrayPlan,
+    CollectiveCost,
+    Family,
+    PlanData,
+    collective_costs,
+    families,
+    grouped,
+    in_words,
+    picture_dims,
+    ranges,
+    share_of_limit,
+    short_sources,
+    split_grid,
 )
 from meshplan.report._doc import (
-    Bar, BarPart, Bars, Cell, Doc, Figures, Heading, Paragraph, Part, Split, SplitCell, Splits, Table, cells, columns,
+    Bar,
+    BarPart,
+    Bars,
+    Cell,
+    Doc,
+    Figures,
+    Heading,
+    Paragraph,
+    Part,
+    Split,
+    SplitCell,
+    Splits,
+    Table,
+    cells,
+    columns,
 )
 
 MOST_PICTURES = 4
@@ -123,7 +148,8 @@ def _dim(a: ArrayPlan, d: int) -> str:
 
 
 def arguments_table(data: PlanData) -> Table:
-    """One row per group of arguments that differ in layer numbers alone, an optimizer's moments beside their parameter."""
+    """One row per group of arguments that differ in layer numbers alone; an optimizer's moments share their
+    parameter's row where they are stored alike."""
     groups = grouped(data.arguments, lambda a: a.path, lambda a: (a.shape, a.dtype, a.spec, a.used, a.dims, a.pinned))
     found = families(groups, lambda a: a.shape, lambda a: (a.shape, a.spec, a.pinned), lambda a: not a.used)
     sizes = [sum(local_bytes(a.nbytes, a.spec, data.mesh) for a in f.members) for f in found]
@@ -163,7 +189,8 @@ def _results(data: PlanData) -> list[Part]:
     taken = len(data.results) - len(own)
     parts: list[Part] = []
     if taken:
-        parts.append(Paragraph(f"{taken} results take over the memory of a donated argument and are stored as it is.", "quiet"))
+        said = f"{taken} results take over the memory of a donated argument and are stored as it is."
+        parts.append(Paragraph(said, "quiet"))
     if own:
         groups = grouped(own, lambda r: r.path, lambda r: (r.shape, r.dtype, r.spec))
         rows = tuple(
@@ -183,8 +210,8 @@ def collectives_section(data: PlanData) -> list[Part]:
     costs = collective_costs(data)
     if not costs:
         return [Paragraph("None: nothing moves between devices.", "quiet")]
-    parts: list[Part] = [Paragraph("What one device takes part in, per step, by source line; most time first.", "quiet")]
-    parts.append(costs_table(costs[:MOST_ROWS]))
+    said = "What one device takes part in, per step, by source line; most time first."
+    parts: list[Part] = [Paragraph(said, "quiet"), costs_table(costs[:MOST_ROWS])]
     if len(costs) > MOST_ROWS:
         rest = sum(c.nbytes for c in costs[MOST_ROWS:])
         parts.append(Paragraph(f"And {len(costs) - MOST_ROWS} more, {format_bytes(rest)}.", "quiet"))

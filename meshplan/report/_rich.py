@@ -91,10 +91,8 @@ def column_widths(part: Table, width: int) -> dict[int, int]:
     """Width of every column that is shown: spare ones go first, then the widest give way, down to a whole word."""
     texts = [[c.name, *(row[i].text for row in part.rows)] for i, c in enumerate(part.columns)]
     sizes = {i: max(map(len, column)) for i, column in enumerate(texts)}
-    least = {
-        i: sizes[i] if part.columns[i].kind == "figure" else min(sizes[i], max(len(w) for t in column for w in t.split() or [""]))
-        for i, column in enumerate(texts)
-    }
+    words = [max(len(w) for text in column for w in text.split() or [""]) for column in texts]
+    least = {i: size if part.columns[i].kind == "figure" else words[i] for i, size in sizes.items()}
 
     def over(found: dict[int, int]) -> int:
         return sum(found.values()) + 2 * len(found) - width

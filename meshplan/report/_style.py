@@ -27,7 +27,9 @@ p { margin: 8px 0; max-width: 80ch; }
 .quiet { color: var(--quiet); }
 .good { color: var(--good); }
 .bad { color: var(--bad); font-weight: 600; }
-code, pre, td.code, .pieces { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
+code, pre, td.code, .pieces {
+  font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace;
+}
 pre {
   background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 12px 16px; overflow-x: auto;
   font-size: 13px;
@@ -37,7 +39,9 @@ pre {
 .tile .what { color: var(--quiet); font-size: 13px; }
 .tile .value { font-size: 24px; font-weight: 650; letter-spacing: -.01em; font-variant-numeric: tabular-nums; }
 .tile .more { color: var(--quiet); font-size: 13px; }
-.scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 10px; margin: 12px 0; }
+.scroll {
+  overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 10px; margin: 12px 0;
+}
 .scroll table { border-collapse: collapse; width: 100%; font-size: 13.5px; }
 .scroll th {
   text-align: left; font-weight: 600; color: var(--quiet); background: var(--head); padding: 8px 12px;
@@ -57,7 +61,8 @@ td.bar { background: linear-gradient(to left, var(--bar) var(--share), transpare
 .track { display: flex; height: 16px; background: var(--head); border-radius: 4px; overflow: hidden; }
 .track span { display: block; height: 100%; }
 .bartext { color: var(--quiet); font-variant-numeric: tabular-nums; }
-.s0 { background: var(--s0); } .s1 { background: var(--s1); } .s2 { background: var(--s2); } .s3 { background: var(--s3); }
+.s0 { background: var(--s0); } .s1 { background: var(--s1); }
+.s2 { background: var(--s2); } .s3 { background: var(--s3); }
 .legend { font-size: 13px; color: var(--quiet); display: flex; gap: 16px; flex-wrap: wrap; margin: 0 4px 12px; }
 .legend i { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 6px; }
 .splits { display: flex; flex-wrap: wrap; gap: 16px; margin: 12px 0; }

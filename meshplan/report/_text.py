@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+
 from meshplan.report._doc import Bars, Code, Doc, Figures, Heading, Paragraph, Part, Split, Splits, Table
 
 FILL = ("█", "▓", "▒", "░")
@@ -78,7 +79,8 @@ def split_lines(split: Split) -> list[str]:
     def rule(a: str, b: str, c: str) -> str:
         return left + a + b.join("─" * (size + 2) for _ in texts[0]) + c
 
-    lines = [split.title, split.subtitle, "", left + f"  {split.across}" if split.across else "", rule("┌", "┬", "┐")]
+    across = left + f"  {split.across}" if split.across else ""
+    lines = [split.title, split.subtitle, "", across, rule("┌", "┬", "┐")]
     middle = (len(texts) - 1) // 2
     for r, row in enumerate(texts):
         start = (split.down + " ") if split.down and r == middle else left

@@ -49,18 +49,38 @@ def search_large(problem: Problem, warm_starts: tuple[tuple[int, ...], ...], dea
     base = build(nothing)
     if not base.possible:
         return None
-    core, removed = reduce_nodes(base)
-    moved = start(list(core.unary), core.pairs)
-    bound = _bound(moved, begun + 0.4 * (deadline - begun))
-    starts = [put_back(base, core, removed, moved.decode())]
+    bound, cheapest = _decoded(base, begun + 0.3 * (deadline - begun))
+    _, lightest = _decoded(_light(problem, base), begun + 0.5 * (deadline - begun))
+    starts = [lightest, cheapest]
     starts += [c for c in (base.local(w) for w in warm_starts) if c is not None]
-    first = base.original(starts[0])
+    first = base.original(cheapest)
     found = Found(choice=first, excess=math.inf, cost=math.inf, bound=bound)
     stretches = _stretches(problem)
     for at, choice in enumerate(starts):
         left = (deadline - time.monotonic()) / (len(starts) - at)
         _generate_rows(problem, base, stretches, choice, found, time.monotonic() + left)
     return found
+
+
+def _decoded(model: Model, deadline: float) -> tuple[float, Ints]:
+    """A bound on the cost without rows, and the choice that message passing comes to."""
+    core, removed = reduce_nodes(model)
+    moved = start(list(core.unary), core.pairs)
+    bound = _bound(moved, deadline)
+    return bound, put_back(model, core, removed, moved.decode())
+
+
+def _light(problem: Problem, base: Model) -> Model:
+    """`base` with bytes for costs, as far as they count in some row; costs decide among equals."""
+    largest = max((float(u.max(initial=0.0)) for u in problem.usages), default=1.0)
+    spread = sum(float(u.max() - u.min()) for u in base.unary) + sum(
+        float(t[np.isfinite(t)].max(initial=0.0)) for t in base.pairs.values()
+    )
+    price = 1e-3 * spread / max(1.0, largest)
+    unary = tuple(
+        u + price * problem.usages[i][base.kept[i]] if problem.rows[i].size else u for i, u in enumerate(base.unary)
+    )
+    return replace(base, unary=unary)
 
 
 def _bound(moved: Moved, deadline: float) -> float:
@@ -80,9 +100,6 @@ def _generate_rows(
     """Local search against the rows exceeded so far; more rows as they come to be exceeded."""
     active: list[int] = []
     prices = np.zeros(problem.limits.size)
-    search = Search(base, choice)
-    search.descend(np.zeros(0), deadline=deadline)
-    choice = search.choice
     while True:
         excess = _offer(problem, base, stretches, choice, found)
         exceeded = np.flatnonzero(excess > tolerance(problem.limits))
@@ -170,10 +187,10 @@ def _worst(excess: Floats, exceeded: Ints) -> list[int]:
 
 
 def _raise_prices(problem: Problem, base: Model, prices: Floats, excess: Floats, exceeded: Ints) -> None:
-    """Exceeded rows cost twice as much, at first what spreads the typical cost over the typical usage."""
+    """Exceeded rows cost four times as much, at first what spreads the typical cost over the typical usage."""
     spans = [float(u.max() - u.min()) for u in base.unary] + [
         float(t[np.isfinite(t)].max(initial=0.0)) for t in list(base.pairs.values())[:2000]
     ]
     sizes = [float(u.max() - u.min()) for u in problem.usages]
     first = float(np.mean(spans)) / max(1e-300, float(np.mean(sizes)))
-    prices[exceeded] = np.maximum(2.0 * prices[exceeded], 1e-2 * max(first, 1e-300))
+    prices[exceeded] = np.maximum(4.0 * prices[exceeded], 1e-1 * max(first, 1e-300))

@@ -9,6 +9,7 @@ from meshplan.strategy._graph import Graph as Graph
 from meshplan.strategy._graph import Node as Node
 from meshplan.strategy._graph import Reduction as Reduction
 from meshplan.strategy._graph import build_graph as build_graph
+from meshplan.strategy._graph import kernels as kernels
 from meshplan.strategy._tie import Ties as Ties
 from meshplan.strategy._tie import tie as tie
 from meshplan.strategy._classes import DimClasses as DimClasses

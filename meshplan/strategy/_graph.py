@@ -120,23 +120,31 @@ def find_sums(program: Program) -> frozenset[int]:
     return frozenset(sums)
 
 
+def kernels(group: Group, program: Program) -> dict[int, int]:
+    """Which kernel of a fused chain each operation falls into: one more after every reduction."""
+    made: dict[int, int] = {}
+    level: dict[int, int] = {}
+    for index in group.ops:
+        op = program.ops[index]
+        level[index] = max((made[v] for v in op.operands if v in made), default=0)
+        for v in op.results:
+            made[v] = level[index] + (index in group.reduced)
+    return level
+
+
 def kept_inside(program: Program, group: Group, outside: dict[int, Dims]) -> dict[int, Dims]:
-    """The largest value of a chain that is read both before and after a reduction of the chain.
+    """The largest value of a chain that one of its kernels makes and a later one reads.
 
     A fused kernel ends at a reduction; what the next kernel needs again is written out (softmax: the
     shifted logits). Compilers write one such value per chain in what was measured.
     """
-    level: dict[int, int] = {}
-    last: dict[int, int] = {}
+    level = kernels(group, program)
+    crossing = []
     for index in group.ops:
-        op = program.ops[index]
-        inside = [v for v in op.operands if v in level]
-        here = max((level[v] for v in inside), default=0)
-        for v in inside:
-            last[v] = max(last.get(v, 0), here)
-        for v in op.results:
-            level[v] = here + (index in group.reduced)
-    crossing = [v for v in last if last[v] > level[v] and v not in outside and program.values[v].aval.size > 1]
+        for v in program.ops[index].results:
+            later = any(level.get(use, 0) > level[index] for use, _ in program.consumers[v])
+            if later and index not in group.reduced and v not in outside and program.values[v].aval.size > 1:
+                crossing.append(v)
     largest = max(crossing, key=lambda v: (program.nbytes(v), v), default=None)
     return {} if largest is None else {largest: group.results[largest]}
 

@@ -23,7 +23,10 @@ def step(state: dict[str, Any], batch: dict[str, Any]) -> tuple[dict[str, Any], 
 
 def real_arguments() -> tuple[Any, Any]:
     rng = np.random.default_rng(0)
-    leaf = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32) * 0.01  # noqa: E731
+
+    def leaf(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.standard_normal(shape), jnp.float32) * 0.01
+
     params = {"embed": leaf(512, 64), "layers": [{"up": leaf(64, 256), "scale": leaf(64)} for _ in range(3)]}
     state = {"mu": jax.tree.map(jnp.zeros_like, params), "params": params}
     return state, {"tokens": jnp.asarray(rng.integers(0, 512, (16, 32)), jnp.int32)}

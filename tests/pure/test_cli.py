@@ -60,8 +60,8 @@ def test_show_writes_html_source_rules_and_json(run: Run, plan_file: Path, tmp_p
     assert found["mesh"] == {"data": 2, "model": 4}
     assert found["step_seconds"] == 4e-3
     assert found["arguments"][1] == {
-        "path": "state/mu/layers/0/up", "shape": [64, 256], "dtype": "float32", "spec": [["data"], ["model"]], "used": [],
-        "dims": ["embed", "mlp"], "pinned": False, "bytes_per_device": 8192.0,
+        "path": "state/mu/layers/0/up", "shape": [64, 256], "dtype": "float32", "spec": [["data"], ["model"]],
+        "used": [], "dims": ["embed", "mlp"], "pinned": False, "bytes_per_device": 8192.0,
     }
     assert found["collectives"][0]["total_bytes"] == 196608.0
 
@@ -102,7 +102,8 @@ def test_bad_plan_files_are_one_sentence(run: Run, tmp_path: Path, command: str)
     missing, bad = tmp_path / "no.json", tmp_path / "bad.json"
     bad.write_text('{"kind": "meshplan plan", "format": 9}')
     assert run(command, missing, *more) == (
-        2, "", f"meshplan {command}: plan file {missing} does not exist. Write one with plan.save or `meshplan plan -o`.\n"
+        2, "", f"meshplan {command}: plan file {missing} does not exist. Write one with plan.save or `meshplan plan "
+        "-o`.\n",
     )
     assert run(command, bad, *more) == (
         2, "", f"meshplan {command}: {bad} was written by a newer meshplan (format 9, this one reads up to 1): upgrade "
@@ -130,15 +131,16 @@ MISTYPED = {
         "meshplan plan --help.\n"
     ),
     ("plan", "m:w", "--memory-limit", "many"): (
-        "meshplan plan: Argument --memory-limit: 'many' is no size in bytes. Write 60GB, 16GiB or 6e10. Try meshplan plan "
-        "--help.\n"
+        "meshplan plan: Argument --memory-limit: 'many' is no size in bytes. Write 60GB, 16GiB or 6e10. Try meshplan "
+        "plan --help.\n"
     ),
     ("plan", "m:w", "--pin", "tokens"): (
         "meshplan plan: Argument --pin: pin 'tokens' has no spec. Write PATTERN=SPEC, such as 'batch.tokens=data' or "
         "'params/.*/up=None,model'. Try meshplan plan --help.\n"
     ),
     ("solve", "x.json", "--seconds", "-1"): (
-        "meshplan solve: Argument --seconds: '-1' is no positive number of seconds. Write 60. Try meshplan solve --help.\n"
+        "meshplan solve: Argument --seconds: '-1' is no positive number of seconds. Write 60. Try meshplan solve "
+        "--help.\n"
     ),
     ("machines", "--show", "h10"): "meshplan machines: machine 'h10' is unknown. Nearest: h100, h200, a100.\n",
 }
@@ -194,7 +196,7 @@ def test_settings_keep_their_types() -> None:
 
 UNUSABLE = {
     "cli_workloads": "workload 'cli_workloads' is no module:function. Write models.gpt:workload.",
-    "cli_workloadz:workload": "workload 'cli_workloadz:workload': there is no module 'cli_workloadz' here or on the path.",
+    "cli_workloadz:w": "workload 'cli_workloadz:w': there is no module 'cli_workloadz' here or on the path.",
     "cli_broken:w": "workload 'cli_broken:w': importing 'cli_broken' needs module 'surely_not_installed', which is not",
     "cli_syntax:w": "workload 'cli_syntax:w': ",
     "cli_workloads:workloda": "module 'cli_workloads' has no 'workloda'. Nearest: workload, Workload.",
@@ -230,7 +232,8 @@ def test_values_as_people_type_them() -> None:
 
 def test_solve_prints_cost_and_bound(run: Run, tmp_path: Path) -> None:
     instance = {"problem": {
-        "name": "small", "nodes": {"intervals": [[0, 2], [0, 2]], "costs": [[3, 1], [2, 5]], "usages": [[4, 9], [1, 1]]},
+        "name": "small",
+        "nodes": {"intervals": [[0, 2], [0, 2]], "costs": [[3, 1], [2, 5]], "usages": [[4, 9], [1, 1]]},
         "edges": {"nodes": [[0, 1]], "costs": [[0, 7, 2, 0]]}, "usage_limit": 6,
     }}  # fmt: skip
     path = tmp_path / "small.json.gz"

@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 
 from meshplan.core import KINDS, Collective, MeshShape, PlanFileError, Spec
 from meshplan.plan import (
-    ArrayPlan, Candidate, HeldBytes, OpPlan, PlanData, check_program, from_bytes, load, save, to_bytes,
+    ArrayPlan,
+    Candidate,
+    HeldBytes,
+    OpPlan,
+    PlanData,
+    check_program,
+    from_bytes,
+    load,
+    save,
+    to_bytes,
 )
 from meshplan.program import Leaf
 from meshplan.rules import Aval
@@ -94,7 +103,8 @@ def test_saving_twice_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_figures_of_numpy_are_stored_as_plain_numbers() -> None:
-    data = make_plan(flops=np.float64(2.5), peak_bytes=np.float32(8.0), argument_bytes=np.int64(7), gap=np.float64("inf"))
+    figures = {"flops": np.float64(2.5), "peak_bytes": np.float32(8.0), "argument_bytes": np.int64(7)}
+    data = make_plan(**figures, gap=np.float64("inf"))
     back = from_bytes(to_bytes(data))
     assert (back.flops, back.peak_bytes, back.argument_bytes, back.gap) == (2.5, 8.0, 7.0, float("inf"))
     assert type(back.flops) is float
@@ -183,16 +193,20 @@ def test_whole_files_that_are_no_plan() -> None:
         b"[1, 2]": "p.json is not a plan file: it does not begin as one. Give a file from plan.save.",
         b'{"a": 1}': 'p.json is not a plan file: it has no "kind": "meshplan plan". Give a file from plan.save.',
         b'{"kind": "meshplan plan", "format": 7}': (
-            "p.json was written by a newer meshplan (format 7, this one reads up to 1): upgrade meshplan, or plan again."
+            "p.json was written by a newer meshplan (format 7, this one reads up to 1): upgrade meshplan, or plan "
+            "again."
         ),
-        b'{"kind": "meshplan plan"}': "p.json is damaged: field 'format' is 0, formats count from 1. Save the plan again.",
+        b'{"kind": "meshplan plan"}': (
+            "p.json is damaged: field 'format' is 0, formats count from 1. Save the plan again."
+        ),
         b'{"kind": "meshplan plan", "format": 1}': "p.json is damaged: field 'step' is missing. Save the plan again.",
     }
     for content, sentence in cases.items():
         with pytest.raises(PlanFileError) as caught:
             from_bytes(content, "p.json")
         assert str(caught.value) == sentence
-    for content in (b"\x1f\x8b\x08\x00binary", b"plan", b'{"kind": "\xff\xfe"}', b'{"kind": "meshplan plan",, }', b"[" * 9999):
+    twisted = (b'{"kind": "\xff\xfe"}', b'{"kind": "meshplan plan",, }', b"[" * 9999)
+    for content in (b"\x1f\x8b\x08\x00binary", b"plan", *twisted):
         with pytest.raises(PlanFileError, match=r"^p\.json is (damaged|not a plan file): .*\.$"):
             from_bytes(content, "p.json")
 
@@ -274,4 +288,5 @@ def test_another_program_is_told_by_its_first_difference() -> None:
     assert said(more) == f"p.json is for another program: it has no argument 'extra' (int32[]). {again}"
     assert "the step has no argument 'batch/tokens', planned was one." in said(right[:-1])
     assert "the same arguments in another order." in said(right[::-1])
-    assert "the arguments are the same, the operations differ (planned 0123456789abcdef, found feed)" in said(right, "feed")
+    differ = "the arguments are the same, the operations differ (planned 0123456789abcdef, found feed)"
+    assert differ in said(right, "feed")

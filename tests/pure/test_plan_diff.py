@@ -35,9 +35,10 @@ def test_a_spec_that_changes_in_every_layer_stands_once() -> None:
 
 
 def test_a_spec_that_changes_in_one_layer_names_it() -> None:
-    changed = tuple(replace(a, spec=spec(None, None)) if a.path == "state/params/layers/1/up" else a for a in arguments())
+    one = "state/params/layers/1/up"
+    changed = tuple(replace(a, spec=spec(None, None)) if a.path == one else a for a in arguments())
     found = diff(make_plan(), make_plan(arguments=changed))
-    assert [c.what for c in found.arguments] == ["state/params/layers/1/up"]
+    assert [c.what for c in found.arguments] == [one]
 
 
 def test_the_whole_difference_as_text() -> None:

@@ -42,8 +42,9 @@ state/params/layers/*/scale x 3  float32[64]
 
 
 def test_a_pinned_argument_says_so() -> None:
-    assert "stored      (data, None)  pinned: batch over data (2), 4 copies" in str(explain(make_plan(), "batch.tokens"))
-    assert "memory      kept, no result takes it over" in str(explain(make_plan(), "batch.tokens"))
+    text = str(explain(make_plan(), "batch.tokens"))
+    assert "stored      (data, None)  pinned: batch over data (2), 4 copies" in text
+    assert "memory      kept, no result takes it over" in text
 
 
 def test_a_move_that_needs_no_communication_is_free() -> None:

@@ -6,6 +6,7 @@ import types
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from inline_snapshot import snapshot
 from jax.sharding import PartitionSpec as P
@@ -100,8 +101,9 @@ def test_names_of_any_kind_stay_valid_python() -> None:
 def test_constraints_by_names_of_dims() -> None:
     source = run(make_plan())
     mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-    made = jax.eval_shape(lambda x: source.constrain(x, mesh, "batch", None, "mlp"), jax.ShapeDtypeStruct((8, 3, 8), "float32"))
-    assert made.shape == (8, 3, 8)
+    found = jax.make_jaxpr(lambda x: source.constrain(x, mesh, "batch", None, "mlp"))(np.zeros((8, 3, 8)))
+    (constraint,) = found.eqns
+    assert constraint.params["sharding"].spec == P(("data",), None, ("data", "model")[1:])
     assert source.DIMS == {"batch": ("data",), "embed": (), "mlp": ("data", "model")}
     assert "def constrain" not in to_source(make_plan(rules=()))
 
