@@ -12,9 +12,8 @@ class Options:
     """How to plan. All have defaults that suit a first plan.
 
     max_axes: mesh shapes with up to this many axes are searched (1 to 3).
-    solver_seconds: time limit of the exact solver for one mesh shape.
-    bound_seconds: its time limit where the problem is too large to expect an exact answer; the
-        choice is then the best found by descent, and the gap says how far the bound is.
+    solver_seconds: time limit of the solver for one mesh shape. Problems too large for an exact answer
+        are solved by descent, axis by axis; the plan's gap then says how far the bound is.
     tie_radius: layers whose neighbourhoods agree this many steps far share their decisions; larger
         ties less.
     memory_fraction: part of the chip's memory that a plan may fill where no `memory_limit` is given;
@@ -25,7 +24,6 @@ class Options:
 
     max_axes: int = 3
     solver_seconds: float = 30.0
-    bound_seconds: float = 2.0
     tie_radius: int = 2
     memory_fraction: float = 0.9
     rules: Mapping[str, Any] = field(default_factory=dict)

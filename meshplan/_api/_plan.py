@@ -216,9 +216,9 @@ class Plan:
         write_atomically(html(plan_doc(self.data)).encode(), path)
 
     def __str__(self) -> str:
-        from meshplan.report import plain, plan_doc
+        from meshplan.report import plan_doc, text
 
-        return plain(plan_doc(self.data))
+        return text(plan_doc(self.data))
 
     # the program behind
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
+
+import numpy as np
 
 from meshplan.core import Collective, MeshShape, Spec, bytes_by_kind, local_bytes
 from meshplan.plan import ArrayPlan, PlanData
@@ -27,7 +30,7 @@ def plain_value(value: Any) -> Any:
         return {f.name: plain_value(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return {k: plain_value(v) for k, v in value._asdict().items()}  # type: ignore[attr-defined]
-    if isinstance(value, dict) or hasattr(value, "items"):
+    if isinstance(value, Mapping):
         return {str(k): plain_value(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain_value(v) for v in value]
@@ -35,7 +38,7 @@ def plain_value(value: Any) -> Any:
         return float(value) if abs(value) < float("inf") else None
     if value is None or isinstance(value, str | int | bool):
         return value
-    return value.item() if hasattr(value, "item") else str(value)
+    return plain_value(value.item()) if isinstance(value, np.generic) else str(value)
 
 
 def plan_value(data: PlanData) -> dict[str, Any]:

@@ -53,7 +53,8 @@ def make_parser() -> Parser:
     parser = Parser(prog="meshplan", description="Plan how a JAX step is sharded over a machine.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     made = {
-        name: commands.add_parser(name, help=text, description=text, allow_abbrev=False) for name, text in COMMANDS.items()
+        name: commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        for name, text in COMMANDS.items()
     }
     for name in ("plan", "compare"):
         _planning(made[name])

@@ -150,7 +150,8 @@ def _module(name: str, target: str) -> Any:
         missing = error.name or name
         if name == missing or name.startswith(f"{missing}."):
             raise UsageError(
-                f"workload '{target}': there is no module '{missing}' here or on the path. Run where it can be imported."
+                f"workload '{target}': there is no module '{missing}' here or on the path. Run where it can be "
+                "imported."
             ) from error
         raise UsageError(
             f"workload '{target}': importing '{name}' needs module '{missing}', which is not installed."

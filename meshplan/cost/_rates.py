@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from meshplan.core import Axes, CollectiveKind, MeshShape, Spec
 from meshplan.cost._emission import Emission
@@ -28,6 +29,7 @@ class Rates:
         self._rates: dict[tuple[CollectiveKind, Axes], tuple[float, float]] = {}
         self._paths: dict[tuple[Spec, Spec], tuple[Step, ...]] = {}
         self._linear: dict[tuple[Spec, Spec], Linear] = {}
+        self._codes: dict[Spec, tuple[int, ...] | None] = {}
         self._tables: dict[tuple[tuple[Spec, ...], tuple[Spec, ...]], Floats] = {}
 
     def collective(self, kind: CollectiveKind, axes: Axes) -> tuple[float, float]:
@@ -67,17 +69,52 @@ class Rates:
         return latency, sums, moves
 
     def tables(self, sources: tuple[Spec, ...], targets: tuple[Spec, ...]) -> Floats:
-        """(3, sources, targets): `linear` from each source spec to each target spec; remembered."""
+        """(3, sources, targets): `linear` from each source spec to each target spec; remembered.
+
+        Equal moves are priced once: pairs of specs are reduced to which axes share a dim, for all pairs at a time.
+        """
         key = (sources, targets)
         found = self._tables.get(key)
         if found is None:
-            found = np.zeros((3, len(sources), len(targets)))
-            for i, a in enumerate(sources):
-                for j, b in enumerate(targets):
-                    if a != b:
-                        found[:, i, j] = self.linear(a, b)
+            kinds = self._kinds_of_move(sources, targets)
+            if kinds is None:
+                prices = [[self.linear(a, b) for b in targets] for a in sources]
+                found = np.moveaxis(np.array(prices), 2, 0)
+            else:
+                _, first, index = np.unique(kinds, return_index=True, return_inverse=True)
+                rows, columns = np.unravel_index(first, kinds.shape)
+                prices = [self.linear(sources[i], targets[j]) for i, j in zip(rows, columns, strict=True)]
+                found = np.moveaxis(np.array(prices)[index.reshape(kinds.shape)], 2, 0)
             self._tables[key] = found
         return found
+
+    def _kinds_of_move(self, sources: tuple[Spec, ...], targets: tuple[Spec, ...]) -> npt.NDArray[np.int64] | None:
+        """(sources, targets) a number that is equal for equal moves; None where axes are not in the mesh's order."""
+        codes = [self._places(s) for s in (*sources, *targets)]
+        if any(c is None for c in codes):
+            return None
+        places = np.array(codes)
+        n, k = len(sources), len(self.mesh.names)
+        shape = (n, len(targets))
+        both = [np.broadcast_to(places[:n, a, None], shape) for a in range(k)]
+        both += [np.broadcast_to(places[None, n:, a], shape) for a in range(k)]
+        number = np.zeros(shape, np.int64)
+        for p, here in enumerate(both):
+            label = np.full(shape, p)
+            for q in range(p - 1, -1, -1):
+                label = np.where(both[q] == here, q, label)
+            label = np.where(here < 0, 2 * k - here, label)  # unused and unreduced have numbers of their own
+            number = number * (2 * k + 3) + label
+        return number
+
+    def _places(self, spec: Spec) -> tuple[int, ...] | None:
+        """The dim that each axis splits, -1 for none, -2 where the value is unreduced over it."""
+        if spec not in self._codes:
+            names = self.mesh.names
+            where = {a: d for d, axes in enumerate(spec.dims) for a in axes} | dict.fromkeys(spec.unreduced, -2)
+            ordered = all(list(axes) == sorted(axes, key=names.index) for axes in spec.dims)
+            self._codes[spec] = tuple(where.get(a, -1) for a in names) if ordered else None
+        return self._codes[spec]
 
     def table(self, sources: Sequence[Spec], targets: Sequence[Spec], sum_bytes: float, move_bytes: float) -> Floats:
         """Seconds from each source spec to each target spec of an array of so many bytes on the wire."""

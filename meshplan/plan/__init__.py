@@ -1,19 +1,5 @@
 """The plan as data: extraction, search over mesh shapes, codec, difference, explanation."""
 
-from meshplan.plan._data import ArrayPlan as ArrayPlan
-from meshplan.plan._data import Candidate as Candidate
-from meshplan.plan._data import HeldBytes as HeldBytes
-from meshplan.plan._data import OpPlan as OpPlan
-from meshplan.plan._data import PlanData as PlanData
-from meshplan.plan._extract import Extractor as Extractor
-from meshplan.plan._extract import fingerprint as fingerprint
-from meshplan.plan._make import plan_data as plan_data
-from meshplan.plan._pins import resolve_pins as resolve_pins
-from meshplan.plan._search import AXIS_NAMES as AXIS_NAMES
-from meshplan.plan._search import Found as Found
-from meshplan.plan._search import Search as Search
-from meshplan.plan._search import fixed_mesh as fixed_mesh
-from meshplan.plan._search import prepare as prepare
 from meshplan.plan._belongs import check_program as check_program
 from meshplan.plan._codec import from_bytes as from_bytes
 from meshplan.plan._codec import load as load
@@ -21,6 +7,11 @@ from meshplan.plan._codec import save as save
 from meshplan.plan._codec import to_bytes as to_bytes
 from meshplan.plan._codec import write_atomically as write_atomically
 from meshplan.plan._compare import CompareRow as CompareRow
+from meshplan.plan._data import ArrayPlan as ArrayPlan
+from meshplan.plan._data import Candidate as Candidate
+from meshplan.plan._data import HeldBytes as HeldBytes
+from meshplan.plan._data import OpPlan as OpPlan
+from meshplan.plan._data import PlanData as PlanData
 from meshplan.plan._diff import CollectiveChange as CollectiveChange
 from meshplan.plan._diff import FigureChange as FigureChange
 from meshplan.plan._diff import PlanDiff as PlanDiff
@@ -30,14 +21,23 @@ from meshplan.plan._explain import Explanation as Explanation
 from meshplan.plan._explain import explain as explain
 from meshplan.plan._explain import in_words as in_words
 from meshplan.plan._explain import share_of_limit as share_of_limit
+from meshplan.plan._extract import Extractor as Extractor
+from meshplan.plan._extract import fingerprint as fingerprint
 from meshplan.plan._group import Family as Family
 from meshplan.plan._group import PathGroup as PathGroup
 from meshplan.plan._group import families as families
 from meshplan.plan._group import grouped as grouped
+from meshplan.plan._make import plan_data as plan_data
+from meshplan.plan._pins import resolve_pins as resolve_pins
 from meshplan.plan._price import CollectiveCost as CollectiveCost
 from meshplan.plan._price import collective_costs as collective_costs
 from meshplan.plan._price import short_source as short_source
 from meshplan.plan._price import short_sources as short_sources
+from meshplan.plan._search import AXIS_NAMES as AXIS_NAMES
+from meshplan.plan._search import Found as Found
+from meshplan.plan._search import Search as Search
+from meshplan.plan._search import fixed_mesh as fixed_mesh
+from meshplan.plan._search import prepare as prepare
 from meshplan.plan._source import logical_axis_rules as logical_axis_rules
 from meshplan.plan._source import to_source as to_source
 from meshplan.plan._split import picture_dims as picture_dims

@@ -79,6 +79,8 @@ def to_bytes(data: PlanData) -> bytes:
     import msgspec
 
     tables = Tables(data)
+    plain: dict[str, Any] = {name: getattr(data, name) for name in TEXTS}
+    plain |= {name: to_figure(getattr(data, name)) for name in FIGURES}
     file = PlanFile(
         kind=KIND, format=FORMAT, mesh=data.mesh.axes, donated=tuple(map(int, data.donated)), pins=data.pins,
         rules=data.rules, notes=data.notes,
@@ -91,7 +93,7 @@ def to_bytes(data: PlanData) -> bytes:
         texts=tuple(tables.texts), arguments=tuple(map(tables.array, data.arguments)),
         results=tuple(map(tables.array, data.results)), collectives=tuple(map(tables.collective, data.collectives)),
         ops=tuple(map(tables.op, data.ops)),
-        **{name: getattr(data, name) for name in TEXTS}, **{name: to_figure(getattr(data, name)) for name in FIGURES},
+        **plain,
     )
     encode = msgspec.json.encode
     parts = []
@@ -278,6 +280,8 @@ class _Reader:
 
     def data(self) -> PlanData:
         file = self.file
+        plain: dict[str, Any] = {name: getattr(file, name) for name in TEXTS}
+        plain |= {name: float(getattr(file, name)) for name in FIGURES}
         return PlanData(
             mesh=self.mesh, arguments=self.each("arguments", self.array, len(file.results)),
             results=self.each("results", self.array, len(file.arguments)), ops=self.each("ops", self.op),
@@ -291,6 +295,5 @@ class _Reader:
                 for c in file.candidates
             ),
             pins=file.pins, rules=file.rules, notes=file.notes, donated=file.donated,
-            **{name: getattr(file, name) for name in TEXTS},
-            **{name: float(getattr(file, name)) for name in FIGURES},
+            **plain,
         )

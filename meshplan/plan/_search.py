@@ -23,6 +23,8 @@ AXIS_NAMES = {1: ("data",), 2: ("data", "model"), 3: ("data", "fsdp", "model")}
 MEMORY_ROUNDS = 8
 ROWS_PER_ROUND = 6
 EXACT_ENTRIES = 400_000  # edge table entries up to which the exact solver is given its full time
+SMALL_ENTRIES = 150_000  # and up to which it takes no time worth saving
+CLOSE, MOST_PROVEN = 0.01, 2  # meshes this close to the fastest, and how many of them, are solved with more care
 
 KeepNode = Callable[[int, Node, Choices], np.ndarray]
 
@@ -63,22 +65,27 @@ class Search:
 
         return wanted
 
-    def at(self, mesh: MeshShape, template: str | None = None, known: Sequence[Found] = ()) -> Found | None:
-        """The cheapest strategies over one mesh; None where the restrictions leave none. `known`: answers for
-        other meshes, to start from."""
+    def at(
+        self, mesh: MeshShape, template: str | None = None, known: Sequence[Found] = (), exact: bool = True
+    ) -> Found | None:
+        """The cheapest strategies over one mesh; None where the restrictions leave none.
+
+        `known`: answers to start from. Not `exact`: good strategies without a proof, in a fraction of the time.
+        """
         check_pins(self.pins, self.program.args, mesh)
         model = MeshModel(self.space, self.machine, mesh, self.keep(template))
         if any(len(c) == 0 for c in model.choices):
             return None
-        return self.fit(model, [s for f in known if (s := lifted(f, model)) is not None])
+        return self.fit(model, [s for f in known if (s := lifted(f, model)) is not None], exact)
 
-    def fit(self, model: MeshModel, starts: list[tuple[int, ...]]) -> Found:
+    def fit(self, model: MeshModel, starts: list[tuple[int, ...]], exact: bool) -> Found:
         """Solve, look where memory runs over, add rows for those times, solve again."""
         rows: list[int] = []
         limit, best = self.limit, None
-        starts = [*starts, tuple(unused(c) for c in model.choices)]
+        if not starts:
+            starts = [tuple(unused(c) for c in model.choices)]
         for _ in range(MEMORY_ROUNDS):
-            solution = self.solve(model, rows, limit, starts)
+            solution = self.solve(model, rows, limit, starts, exact)
             chosen = Chosen(model, solution.choice)
             prediction = chosen.predict()
             fits = prediction.peak_bytes <= self.limit
@@ -89,7 +96,7 @@ class Search:
                 best = found
             if not solution.feasible:
                 break
-            starts = [*starts[-2:], solution.choice]
+            starts = [solution.choice]
             new = [r for r in peaks(chosen, self.limit) if r not in rows]
             if not new:  # the rows hold, the exact count is above: ask for less
                 limit *= min(0.98, self.limit / prediction.peak_bytes)
@@ -97,14 +104,21 @@ class Search:
         assert best is not None
         return self.least(model, rows, best)
 
-    def solve(self, model: MeshModel, rows: Sequence[int], limit: float, starts: Sequence[Sequence[int]]) -> Solution:
-        """Descend from every start, then the exact solver from the best of them for the time that is worth it."""
+    def solve(
+        self, model: MeshModel, rows: Sequence[int], limit: float, starts: Sequence[Sequence[int]], exact: bool
+    ) -> Solution:
+        """Exactly where the problem is small enough; else by descent, two axes at a time where it should be good."""
         problem = model.problem(rows, limit)
-        coordinates = [c.assign for c in model.choices]
-        warm = [descend(problem, coordinates, start, seconds=self.options.solver_seconds)[0] for start in starts]
+        seconds = self.options.solver_seconds
         entries = sum(table.size for table in problem.edge_costs)
-        seconds = self.options.solver_seconds if entries <= EXACT_ENTRIES else self.options.bound_seconds
-        return solve(problem, seconds=seconds, warm_starts=warm)
+        if entries <= (EXACT_ENTRIES if exact else SMALL_ENTRIES):
+            return solve(problem, seconds=seconds, warm_starts=starts)
+        coordinates = [c.assign for c in model.choices]
+        warm = [descend(problem, coordinates, start, seconds=seconds) for start in starts]
+        best = min(warm, key=lambda w: (not w.feasible, w.cost))
+        if not best.feasible:
+            return solve(problem, seconds=seconds, warm_starts=[best.choice])
+        return descend(problem, coordinates, best.choice, width=2, seconds=seconds) if exact else best
 
     def least(self, model: MeshModel, rows: Sequence[int], best: Found) -> Found:
         """Nothing fits: the least peak that can be reached, for the report."""
@@ -136,6 +150,17 @@ class Search:
             meshes = [m for m in meshes if len(m.axes) == fewest][:1]
         return sorted(meshes, key=lambda m: len(m.axes))
 
+    def proven(self, everything: list[Found], template: str | None) -> list[Found]:
+        """The answers with those that may still be the best solved again, exactly."""
+        fitting = [f for f in everything if f.feasible] or everything
+        least = min((f.prediction.step_seconds for f in fitting), default=0.0)
+        close = sorted(
+            (f for f in fitting if f.gap > 1e-6 and f.prediction.step_seconds <= least * (1 + CLOSE)),
+            key=lambda f: f.prediction.step_seconds,
+        )[:MOST_PROVEN]
+        better = {id(f): self.at(f.mesh, template, [f]) or f for f in close}
+        return [better.get(id(f), f) for f in everything]
+
     @staticmethod
     def worth(simpler: Found, other: Found) -> float:
         """The gain a mesh with more axes must bring: less than the model can tell is not worth an axis."""
@@ -145,9 +170,10 @@ class Search:
         """(the fastest that fits, all). Raises `MemoryLimitError` where none fits, unless a template is asked for."""
         everything: list[Found] = []
         for mesh in meshes:
-            found = self.at(mesh, template, everything)
+            found = self.at(mesh, template, everything[-3:], exact=len(meshes) == 1)
             if found is not None:
                 everything.append(found)
+        everything = self.proven(everything, template) if len(meshes) > 1 else everything
         if not everything:
             raise MeshError(
                 f"no mesh shape of {self.machine.name} allows the pins together; give mesh=... with the pinned axes."

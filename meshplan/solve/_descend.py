@@ -9,6 +9,7 @@ large for exact solving in the time given.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from meshplan.cost._problem import Problem
+from meshplan.cost._problem import Problem, Solution
 from meshplan.solve._evaluate import evaluate, meets
 from meshplan.solve._solve import solve
 
@@ -24,36 +25,52 @@ Coordinates = Sequence[npt.NDArray[np.int8]]
 
 
 def descend(
-    problem: Problem, coordinates: Coordinates, start: Sequence[int], *, seconds: float = 10.0, most_rounds: int = 6
-) -> tuple[tuple[int, ...], float]:
-    """(the choice reached from `start`, its cost). `coordinates[i]`: (k_i, a) of node i's strategies.
+    problem: Problem, coordinates: Coordinates, start: Sequence[int], *, width: int = 1, seconds: float = 10.0,
+    most_rounds: int = 6,
+) -> Solution:
+    """The choice reached from `start`. `coordinates[i]`: (k_i, a) of node i's strategies.
 
-    A start that breaks a memory row is replaced by the first choice that keeps all rows, if one is met.
+    `width` coordinates at a time are set free. A start that breaks a memory row is replaced by the first
+    choice that keeps all rows, if one is met. `bound` is that of `star_bound`: valid, cheap, not tight.
     """
-    deadline = time.monotonic() + seconds
+    started = time.monotonic()
+    deadline = started + seconds
     current = tuple(int(s) for s in start)
     cost, usage = evaluate(problem, current)
     fits = meets(usage, problem.limits)
     axes = coordinates[0].shape[1] if len(coordinates) else 0
+    moves = list(itertools.combinations(range(axes), min(width, axes)))
     unchanged = 0
-    for turn in range(most_rounds * axes):
-        if time.monotonic() > deadline or unchanged >= axes:
+    for turn in range(most_rounds * len(moves)):
+        if time.monotonic() > deadline or unchanged >= len(moves):
             break
-        axis = turn % axes
-        keep = [_free_in(c, s, axis) for c, s in zip(coordinates, current, strict=True)]
-        part = restricted(problem, keep)
-        found = solve(part, seconds=max(0.5, deadline - time.monotonic()))
+        free = moves[turn % len(moves)]
+        keep = [_free_in(c, s, free) for c, s in zip(coordinates, current, strict=True)]
+        found = solve(restricted(problem, keep), seconds=max(0.5, deadline - time.monotonic()))
         better = found.feasible and (not fits or found.cost < cost * (1 - 1e-9))
         unchanged = 0 if better else unchanged + 1
         if better:
             current = tuple(int(k[s]) for k, s in zip(keep, found.choice, strict=True))
             cost, fits = found.cost, True
-    return current, cost
+    _, usage = evaluate(problem, current)
+    return Solution(
+        choice=current, cost=cost, bound=min(star_bound(problem), cost), feasible=fits, optimal=False,
+        row_usage=usage, seconds=time.monotonic() - started, status="descent",
+    )
 
 
-def _free_in(coordinates: npt.NDArray[np.int8], strategy: int, axis: int) -> npt.NDArray[np.int64]:
-    """Strategies that differ from the given one in one coordinate at most."""
-    others = [a for a in range(coordinates.shape[1]) if a != axis]
+def star_bound(problem: Problem) -> float:
+    """No choice costs less: every node alone with half of the least that each of its edges can cost."""
+    alone = [c.copy() for c in problem.node_costs]
+    for (u, v), table in zip(problem.edges, problem.edge_costs, strict=True):
+        alone[u] += table.min(axis=1) / 2
+        alone[v] += table.min(axis=0) / 2
+    return float(sum(c.min() for c in alone))
+
+
+def _free_in(coordinates: npt.NDArray[np.int8], strategy: int, free: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Strategies that differ from the given one in the free coordinates at most."""
+    others = [a for a in range(coordinates.shape[1]) if a not in free]
     same = (coordinates[:, others] == coordinates[strategy, others]).all(axis=1)
     return np.flatnonzero(same)
 

@@ -100,6 +100,9 @@ def _generate_rows(
     """Local search against the rows exceeded so far; more rows as they come to be exceeded."""
     active: list[int] = []
     prices = np.zeros(problem.limits.size)
+    search = Search(base, choice)
+    search.descend(np.zeros(0), deadline=deadline)
+    choice = search.choice
     while True:
         excess = _offer(problem, base, stretches, choice, found)
         exceeded = np.flatnonzero(excess > tolerance(problem.limits))

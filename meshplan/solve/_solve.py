@@ -189,7 +189,9 @@ def _nothing_found(problem: Problem, best: Best, bound: float, started: float, s
 
 def _solve_large(problem: Problem, warm_starts: Sequence[Sequence[int]], started: float, best: Best) -> Solution:
     """The large-scale search's answer; what it does not find is not proven absent."""
-    found = search_large(problem, tuple(tuple(int(s) for s in w) for w in warm_starts), best.deadline)
+    left = best.deadline - time.monotonic()  # a round takes seconds: the last one must end in time
+    warm = tuple(tuple(int(s) for s in w) for w in warm_starts)
+    found = search_large(problem, warm, best.deadline - 0.12 * left)
     if found is None:
         return _all_forbidden(problem, started)
     return solution(

@@ -49,8 +49,6 @@ def test_plan_as_json_and_with_a_fixed_mesh(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_verify_holds_and_says_so(planned: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", str(planned)]) == 0
-    assert "All 15 result leaves agree." in capsys.readouterr().out
     assert main(["verify", str(planned), "--json", "--seed", "3"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["ok"] and len(found["leaves"]) == 15

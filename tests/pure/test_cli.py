@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from meshplan.cli import main
+from meshplan.cli._progress import working
 from meshplan.cli._values import UsageError, WorkloadRef, parse_bytes, parse_mesh, parse_pin
 from meshplan.plan import save
 from tests._plans import make_plan
@@ -156,6 +159,38 @@ def test_help_names_every_command(run: Run) -> None:
     assert status == 0
     for command in ("plan", "show", "explain", "diff", "audit", "verify", "compare", "solve", "machines"):
         assert f"\n    {command} " in out
+
+
+# --------------------------------------------------------------------------------------------------- progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_sees_a_bar_that_is_gone_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    with working("solving A", 60.0):
+        pass
+    assert "solving A" in shown.getvalue()
+    assert "of at most 60 s" in shown.getvalue()
+    assert "\x1b[2K" in shown.getvalue(), "the line is cleared"
+
+
+def test_a_log_gets_one_line_at_the_start_and_the_time_of_slow_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with working("quick"):
+        pass
+    assert capsys.readouterr().err == "quick ...\n"
+    clock = iter((10.0, 13.5, 13.5))
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    with working("slow"):
+        pass
+    assert capsys.readouterr().err == "slow ...\nslow: 3.5 s\n"
 
 
 # -------------------------------------------------------------------------------------------------- workloads

@@ -95,12 +95,11 @@ def test_repeated_layers_and_moments_take_one_row() -> None:
     text = plain(plan_doc(make_plan()), 100)
     rows = [re.sub(" {2,}", " | ", row) for row in rows_of(text, "Arguments") if not row.startswith("--")]
     assert rows == snapshot([
-        'argument                         and alike  shape            dims         stored               used as        each device',
-        '-------------------------------  ---------  ---------------  -----------  -------------------  -------------  -----------',
-        'state/params/embed               mu         float32[512,64]  vocab embed  (model, None)        (None, model)      65.5 kB',
-        'state/params/layers/*/up x 3     mu         float32[64,256]  embed mlp    (data, model)        (None, model)      49.2 kB',
-        'state/params/layers/*/scale x 3  mu         float32[64]      embed        (None)               same               1.54 kB',
-        'batch/tokens                                int32[16,32]     batch seq    (data, None) pinned  same               1.02 kB',
+        "argument | and alike | shape | dims | stored | used as | each device",
+        "state/params/embed | mu | float32[512,64] | vocab embed | (model, None) | (None, model) | 65.5 kB",
+        "state/params/layers/*/up x 3 | mu | float32[64,256] | embed mlp | (data, model) | (None, model) | 49.2 kB",
+        "state/params/layers/*/scale x 3 | mu | float32[64] | embed | (None) | same | 1.54 kB",
+        "batch/tokens | int32[16,32] | batch seq | (data, None) pinned | same | 1.02 kB",
     ])
 
 
