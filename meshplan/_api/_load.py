@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from meshplan._api._plan import Plan
@@ -19,7 +19,7 @@ from meshplan.program import trace
 
 
 def load(
-    path: str | PathLike[str],
+    path: str | Path,
     step: Callable[..., Any] | Workload | None = None,
     *args: Any,
     machine: Machine | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,11 +14,25 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from meshplan._options import Options
 from meshplan.core import ArgumentError, Collective, MeshError
 from meshplan.lower import (
-    Audit, Prediction, Verification, audit_jitted, compare_leaves, jit_planned, shardings,
+    Audit,
+    Prediction,
+    Verification,
+    audit_jitted,
+    compare_leaves,
+    jit_planned,
+    shardings,
 )
 from meshplan.machine import Machine, device_order
 from meshplan.plan import (
-    Explanation, PlanData, PlanDiff, diff, explain, logical_axis_rules, save, to_source, write_atomically,
+    Explanation,
+    PlanData,
+    PlanDiff,
+    diff,
+    explain,
+    logical_axis_rules,
+    save,
+    to_source,
+    write_atomically,
 )
 from meshplan.program import Call, Program
 
@@ -172,7 +186,9 @@ class Plan:
         where = self._mesh(mesh)
         args, kwargs = jax.tree.map(jax.numpy.asarray, (args, kwargs), is_leaf=lambda x: isinstance(x, np.ndarray))
         alone = jax.tree.map(lambda x: jax.device_put(x, where.devices.flat[0]), (args, kwargs))
-        plain = jax.jit(call.step, static_argnums=call.static_argnums or None, static_argnames=call.static_argnames or None)
+        plain = jax.jit(
+            call.step, static_argnums=call.static_argnums or None, static_argnames=call.static_argnames or None
+        )
         reference = jax.tree.leaves(plain(*alone[0], **alone[1]))
         undonated = jit_planned(self.data, program, replace(call, donate_argnums=()), where)
         planned = jax.tree.leaves(undonated(*args, **kwargs))
@@ -205,11 +221,11 @@ class Plan:
         """Name of a dim -> axes, in flax's form."""
         return logical_axis_rules(self.data)
 
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(self, path: str | Path) -> None:
         """Write the plan as versioned JSON; the file is replaced at once or not at all."""
         save(self.data, path)
 
-    def html(self, path: str | PathLike[str]) -> None:
+    def html(self, path: str | Path) -> None:
         """Write the plan as one self-contained page."""
         from meshplan.report import html, plan_doc
 

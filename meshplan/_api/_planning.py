@@ -117,4 +117,7 @@ def answer(
         search, found, tried, step=getattr(call.step, "__name__", "step"),
         pins={k: str(v) for k, v in pins.items()}, donated=call.donate_argnums, template=template,
     )
-    return Plan(data=data, search_seconds=seconds, program=search.program, call=call, machine=search.machine, pins=dict(pins), options=options)
+    return Plan(
+        data=data, search_seconds=seconds, program=search.program, call=call, machine=search.machine, pins=dict(pins),
+        options=options,
+    )

@@ -37,7 +37,7 @@ class Sharded:
             name = getattr(self._step, "__name__", "step")
             raise ArgumentError(
                 f"'{name}' is decorated with mp.shard and was called inside a jax transformation (jit, grad, vmap). "
-                f"It compiles itself: call it from plain Python, or call the undecorated function '{name}.__wrapped__' inside."
+                f"It compiles itself: call it from plain Python, or use the undecorated '{name}.__wrapped__' inside."
             )
         found, fn, shardings = self._planned(args, kwargs)
         static = found._need_call().static_argnums
@@ -67,7 +67,8 @@ class Sharded:
         dynamic = [a for i, a in enumerate(args) if i not in self._static()]
         leaves, tree = jax.tree.flatten((dynamic, kwargs))
         fixed = tuple(args[i] for i in self._static() if i < len(args))
-        return tree, tuple((jax.numpy.shape(x), str(jax.numpy.result_type(x)) if not hasattr(x, "dtype") else str(x.dtype)) for x in leaves), fixed
+        shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in map(_shape, leaves))
+        return tree, shapes, fixed
 
 
 def _shape(x: Any) -> Any:

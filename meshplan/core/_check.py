@@ -45,7 +45,8 @@ def _indivisible(
         nbytes *= size
     pad = -(-n // parts) * parts
     others = [str(j) for j, m in enumerate(shape) if j != d and m % parts == 0 and m >= parts]
-    fewer = [f"{'+'.join(axes[:k])} ({mesh.size(axes[:k])})" for k in range(len(axes) - 1, 0, -1) if n % mesh.size(axes[:k]) == 0]
+    prefixes = [axes[:k] for k in range(len(axes) - 1, 0, -1)]
+    fewer = [f"{'+'.join(p)} ({mesh.size(p)})" for p in prefixes if n % mesh.size(p) == 0]
     choices = [f"pad dim {d} to {pad}"]
     if others:
         choices.append(f"split dim {' or '.join(others)} instead")

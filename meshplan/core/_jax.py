@@ -101,7 +101,7 @@ def body_like(old: Any, new: Any) -> tuple[Any, tuple[Any, ...]]:
     if consts:
         from jax._src.interpreters import partial_eval
 
-        return partial_eval.convert_constvars_jaxpr(inner), consts
+        return partial_eval.convert_constvars_jaxpr(inner), tuple(consts)
     return inner, ()
 
 

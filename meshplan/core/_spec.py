@@ -89,7 +89,7 @@ class Spec:
 
     def partition_spec(self) -> PartitionSpec:
         """JAX's form, trailing unsplit dims dropped: `P('data')`, not `P('data', None)`."""
-        entries: list[None | str | Axes] = [None if not d else d[0] if len(d) == 1 else d for d in self.dims]
+        entries: list[str | Axes | None] = [None if not d else d[0] if len(d) == 1 else d for d in self.dims]
         while entries and entries[-1] is None:
             entries.pop()
         return PartitionSpec(*entries)

@@ -73,6 +73,7 @@ def _chain_seconds(program: Program, node: Node, choices: Choices, rates: Rates)
 def op_flops(op: Op, node: Node, choices: Choices) -> Floats:
     """(strategies,) FLOPs of one execution on one device."""
     assert node.group is not None
-    factors = {f for k, v in enumerate(op.operands) if v is not None for d in node.group.operands[op.index, k] for f in d}
+    operands = [node.group.operands[op.index, k] for k, v in enumerate(op.operands) if v is not None]
+    factors = {f for dims in operands for d in dims for f in d}
     factors |= {f for v in op.results for d in node.group.results[v] for f in d}
     return op.rule.flops / choices.shards(factors)

@@ -114,10 +114,12 @@ class Chosen:
             done.add(place)
             local = (sums if step.reduces else moves) * step.fraction
             use = edge.uses[0][0] if edge.uses else at
-            yield self._collective(kind, step.axes, local, edge.count, edge.value, at if step.reduces else use, wire=1.0)
+            op = at if step.reduces else use
+            yield self._collective(kind, step.axes, local, edge.count, edge.value, op, wire=1.0)
 
     def _collective(
-        self, kind: str, axes: tuple[str, ...], local: float, count: float, value: int, op: int, wire: float | None = None
+        self, kind: str, axes: tuple[str, ...], local: float, count: float, value: int, op: int,
+        wire: float | None = None,
     ) -> tuple[Collective, float]:
         program, rates = self.graph.program, self.model.rates
         dtype = program.values[value].aval.dtype

@@ -46,7 +46,7 @@ class Rates:
         return self._paths[key]
 
     def linear(self, source: Spec, target: Spec) -> Linear:
-        """(latency, seconds per byte of the whole array in sums, in moves) of the path; FORBIDDEN where there is none."""
+        """(latency, seconds per byte of the whole array in sums, in moves) of the path; FORBIDDEN where none."""
         _, a, b = canonical(source, target)
         found = self._linear.get((a, b))
         if found is None:

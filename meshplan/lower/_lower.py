@@ -56,7 +56,8 @@ def planned_function(data: PlanData, program: Program, mesh: Any) -> Callable[..
 
 def check_shapes(leaves: Sequence[Any], program: Program) -> None:
     for leaf, planned in zip(leaves, program.args, strict=True):
-        shape, dtype = tuple(jax.numpy.shape(leaf)), str(jax.numpy.result_type(leaf) if not hasattr(leaf, "dtype") else leaf.dtype)
+        shape = tuple(jax.numpy.shape(leaf))
+        dtype = str(leaf.dtype if hasattr(leaf, "dtype") else jax.numpy.result_type(leaf))
         if shape != planned.aval.shape or dtype != planned.aval.dtype:
             raise ArgumentError(
                 f"argument '{planned.path}' has {dtype}{list(shape)}, the plan is for "
@@ -66,7 +67,7 @@ def check_shapes(leaves: Sequence[Any], program: Program) -> None:
 
 def jit_planned(data: PlanData, program: Program, call: Call, mesh: Any) -> Any:
     """An ordinary jitted function of the step's own arguments, with its shardings and donation."""
-    args, kwargs = call.dynamic
+    _, kwargs = call.dynamic
     planned = planned_function(data, program, mesh)
     planned.__name__ = getattr(call.step, "__name__", "step")
     planned.__doc__ = getattr(call.step, "__doc__", None)
@@ -75,14 +76,13 @@ def jit_planned(data: PlanData, program: Program, call: Call, mesh: Any) -> Any:
         planned = _with_static(planned, call)
     out_shardings = shardings([r.spec for r in data.results], program.out_tree, mesh)
     specs = [a.spec for a in data.arguments]
-    in_args, in_kwargs = shardings(specs, program.in_tree, mesh)
+    in_args, _ = shardings(specs, program.in_tree, mesh)
     if kwargs:
         # jit takes no shardings for keyword arguments: they are constrained where the step begins
         return jax.jit(
             planned, static_argnums=static or None, static_argnames=call.static_argnames or None,
             donate_argnums=call.donate_argnums, out_shardings=out_shardings,
         )
-    del in_kwargs
     return jax.jit(
         planned, in_shardings=in_args, out_shardings=out_shardings, donate_argnums=call.donate_argnums,
         static_argnums=static or None, static_argnames=call.static_argnames or None,
@@ -99,7 +99,8 @@ def _with_static(planned: Callable[..., Any], call: Call) -> Callable[..., Any]:
         for name in call.static_argnames:
             if kwargs.get(name) != call.kwargs.get(name):
                 raise ArgumentError(
-                    f"static argument '{name}' is {kwargs.get(name)!r}, planned was {call.kwargs.get(name)!r}. Plan again."
+                    f"static argument '{name}' is {kwargs.get(name)!r}, planned was {call.kwargs.get(name)!r}. "
+                    f"Plan again."
                 )
         dynamic = [a for i, a in enumerate(args) if i not in call.static_argnums]
         return planned(*dynamic, **{k: v for k, v in kwargs.items() if k not in call.static_argnames})

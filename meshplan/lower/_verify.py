@@ -49,7 +49,9 @@ class Verification:
         return head + f"{len(bad)} differ\n" + "\n".join(lines)
 
 
-def compare_leaves(planned: Sequence[Any], reference: Sequence[Any], paths: Sequence[str], tolerance: float | None) -> tuple[LeafCheck, ...]:
+def compare_leaves(
+    planned: Sequence[Any], reference: Sequence[Any], paths: Sequence[str], tolerance: float | None
+) -> tuple[LeafCheck, ...]:
     """Norm-wise errors; integers and booleans must be equal. The default tolerance follows the dtype."""
     out = []
     for x, y, path in zip(planned, reference, paths, strict=True):
@@ -73,6 +75,6 @@ def compare_leaves(planned: Sequence[Any], reference: Sequence[Any], paths: Sequ
 
 
 def _host(x: Any) -> np.ndarray:
-    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     return np.asarray(x)

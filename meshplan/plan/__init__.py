@@ -1,7 +1,6 @@
 """The plan as data: extraction, search over mesh shapes, codec, difference, explanation."""
 
 from meshplan.plan._belongs import check_program as check_program
-from meshplan.plan._codec import from_bytes as from_bytes
 from meshplan.plan._codec import load as load
 from meshplan.plan._codec import save as save
 from meshplan.plan._codec import to_bytes as to_bytes
@@ -12,6 +11,7 @@ from meshplan.plan._data import Candidate as Candidate
 from meshplan.plan._data import HeldBytes as HeldBytes
 from meshplan.plan._data import OpPlan as OpPlan
 from meshplan.plan._data import PlanData as PlanData
+from meshplan.plan._decode import from_bytes as from_bytes
 from meshplan.plan._diff import CollectiveChange as CollectiveChange
 from meshplan.plan._diff import FigureChange as FigureChange
 from meshplan.plan._diff import PlanDiff as PlanDiff

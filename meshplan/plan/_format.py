@@ -107,6 +107,10 @@ ROWS: dict[str, tuple[str, ...]] = {
     "arguments": ArrayRow._fields, "results": ArrayRow._fields, "ops": OpRow._fields,
     "collectives": CollectiveRow._fields, "candidates": CandidateRow._fields, "at_peak": HeldRow._fields,
 }
+FIGURES = (
+    "flops", "compute_seconds", "communication_seconds", "argument_bytes", "peak_bytes", "memory_limit", "gap",
+)
+TEXTS = ("step", "workload", "template", "fingerprint", "machine")
 LINES = (*ROWS, "specs", "paths", "texts", "notes")
 
 

@@ -16,7 +16,15 @@ from meshplan.program import Program
 from meshplan.solve import minimum_peak, solve
 from meshplan.solve._descend import descend
 from meshplan.strategy import (
-    TENSOR_TEMPLATES, Choices, DimClasses, Graph, Node, build_graph, dim_classes, template_keep, tie,
+    TENSOR_TEMPLATES,
+    Choices,
+    DimClasses,
+    Graph,
+    Node,
+    build_graph,
+    dim_classes,
+    template_keep,
+    tie,
 )
 
 AXIS_NAMES = {1: ("data",), 2: ("data", "model"), 3: ("data", "fsdp", "model")}

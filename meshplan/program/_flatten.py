@@ -62,7 +62,8 @@ class Walker:
         self.ops.append(Op(
             index=index, key=key, primitive=primitive, operands=operands, results=results, view=view, rule=rule,
             region=region, scope=scope, count=self.count(region) if count is None else count, ruled=ruled,
-            source=_jax.source_line(eqn) if eqn is not None else "", stack=_jax.name_stack(eqn) if eqn is not None else "",
+            source=_jax.source_line(eqn) if eqn is not None else "",
+            stack=_jax.name_stack(eqn) if eqn is not None else "",
         ))
         return results
 
@@ -89,7 +90,9 @@ class Walker:
 
     # the walk
 
-    def walk(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Atom], prefix: Key, region: int, scope: int) -> list[Atom]:
+    def walk(
+        self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Atom], prefix: Key, region: int, scope: int
+    ) -> list[Atom]:
         """Values of the jaxpr's results, given those of its arguments."""
         env: dict[Any, Atom] = {}
         env.update(zip(jaxpr.constvars, (self.constant(c) for c in consts), strict=True))

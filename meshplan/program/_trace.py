@@ -77,7 +77,9 @@ def trace(call: Call, *, rules: Mapping[str, RuleFn | str] | None = None) -> Pro
 
     Raises `TraceError` with JAX's own error as its cause where the step does not trace.
     """
-    jitted = jax.jit(call.step, static_argnums=call.static_argnums or None, static_argnames=call.static_argnames or None)
+    jitted = jax.jit(
+        call.step, static_argnums=call.static_argnums or None, static_argnames=call.static_argnames or None
+    )
     try:
         traced = jitted.trace(*call.args, **call.kwargs)
     except Exception as error:

@@ -39,7 +39,7 @@ from meshplan.report._doc import (
 )
 
 MOST_PICTURES = 4
-MOST_PIECES = 16
+MOST_DOWN, MOST_ACROSS = 8, 16
 MOST_ROWS = 40
 
 
@@ -123,7 +123,7 @@ def split_picture(a: ArrayPlan, data: PlanData) -> Split:
     """A drawing of one array's two most interesting dims."""
     down, across = picture_dims(a.spec, a.shape)
     whole = split_grid(a.spec, data.mesh, down, across)
-    grid = [list(row[:MOST_PIECES]) for row in whole[:MOST_PIECES]]
+    grid = [list(row[:MOST_ACROSS]) for row in whole[:MOST_DOWN]]
     wide = len(whole[0])
     shown = [
         tuple(SplitCell(ranges(piece), r * wide + c) for c, piece in enumerate(row)) for r, row in enumerate(grid)

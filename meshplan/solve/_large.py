@@ -57,6 +57,7 @@ def search_large(problem: Problem, warm_starts: tuple[tuple[int, ...], ...], dea
     found = Found(choice=first, excess=math.inf, cost=math.inf, bound=bound)
     stretches = _stretches(problem)
     for at, choice in enumerate(starts):
+        _offer(problem, base, stretches, choice, found)
         left = (deadline - time.monotonic()) / (len(starts) - at)
         _generate_rows(problem, base, stretches, choice, found, time.monotonic() + left)
     return found

@@ -236,8 +236,8 @@ class _Builder:
         kept = kept_inside(program, group, values) if not group.anchor else {}
         kind: NodeKind = "sum" if first.index in self.sums else "anchor" if group.anchor else "chain"
         index = self.add(Node(
-            kind=kind, sizes=group.sizes, whole=group.whole, values=values, partial=partial, inner=tuple(inner), kept=kept,
-            group=group, count=first.count, region=group.region, scope=group.scope, free=group.free,
+            kind=kind, sizes=group.sizes, whole=group.whole, values=values, partial=partial, inner=tuple(inner),
+            kept=kept, group=group, count=first.count, region=group.region, scope=group.scope, free=group.free,
             position=group.ops[-1],
         ))
         for op_index in group.ops:

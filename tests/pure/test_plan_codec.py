@@ -230,6 +230,7 @@ DAMAGED = {
     "field 'arguments[0]' has a shape of 3 dims and a spec or names of another number": put(
         "arguments", 0, 1, value=[512, 64, 1]
     ),
+    "field 'arguments[0].used' has a spec of another rank than its shape [512, 64]": put("arguments", 0, 4, value=[0]),
     "field 'mesh' is [['data', 0]]: sizes start at 1 and names differ": put("mesh", value=[["data", 0]]),
 }
 

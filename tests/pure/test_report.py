@@ -212,8 +212,8 @@ def test_large_pictures_are_cut() -> None:
     mesh = MeshShape((("data", 64),))
     data = replace(make_plan(arguments=()), mesh=mesh, arguments=(array("x", (64, 8), spec("data", None)),))
     picture = split_picture(data.arguments[0], data)
-    assert len(picture.grid) == 16
-    assert picture.subtitle.endswith("; 48 more pieces")
+    assert len(picture.grid) == 8
+    assert picture.subtitle.endswith("; 56 more pieces")
 
 
 def test_split_dims_are_drawn_before_long_ones() -> None:
