@@ -19,8 +19,8 @@ def write(
 ) -> None:  # fmt: skip
     """One self-contained file at `path`, its folder made where it is missing."""
     whole = plan_doc(plan.data)
-    parts: list[Part] = [Heading("What was checked"), checks_table(checks), Heading("Loss against steps"), curve(losses)]
-    parts += [Heading("The plan"), *whole.parts]
+    parts: list[Part] = [Heading("What was checked"), checks_table(checks)]
+    parts += [Heading("Loss against steps"), curve(losses), Heading("The plan"), *whole.parts]
     for doc in (compare_doc(comparison.rows), audit_doc(audit), verify_doc(verification)):
         parts += [Heading(doc.title), *([Paragraph(doc.subtitle, "quiet")] if doc.subtitle else []), *doc.parts]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -28,8 +28,9 @@ def write(
 
 
 def checks_table(checks: Sequence[tuple[str, bool, str]]) -> Table:
-    rows = ((Cell(what), Cell("holds", "good") if ok else Cell("fails", "bad"), Cell(found)) for what, ok, found in checks)
-    return Table(columns("check", "", "found"), tuple(rows))
+    verdict = {True: Cell("holds", "good"), False: Cell("fails", "bad")}
+    rows = tuple((Cell(what), verdict[ok], Cell(found)) for what, ok, found in checks)
+    return Table(columns("check", "", "found"), rows)
 
 
 def curve(losses: Sequence[float]) -> Bars:

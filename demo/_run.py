@@ -24,6 +24,7 @@ from models import _text, gpt
 STEPS = 120
 ALONE_STEPS = 20
 LEARNING_RATE = 2e-3
+SHOWN = 12
 PAGE = Path(__file__).resolve().parents[1] / "build" / "demo.html"
 
 # The scores of a row of attention all shift by the same amount with the key bias, and softmax does not see that: its
@@ -46,14 +47,12 @@ def run(machine: str) -> int:
     workload = gpt.workload("demo", learning_rate=LEARNING_RATE)
     introduce(out, workload)
     comparison, plan = planned(out, workload, machine)
-    audit, best, against_best = audited(out, comparison)
-    state, batch = first_arguments(out, workload)
-    verification, verified = check_result(out, plan, state, batch)
-    losses, learned = trained(out, plan, workload, state)
-    agreed = alone(out, workload, state, losses)
-    checks = [against_best, *audit_checks(audit), verified, *learned, agreed]
+    audit = audited(out, comparison)
+    verification, verified = checked(out, plan, workload)
+    losses, learned = trained(out, plan, workload)
+    agreed = alone(out, workload, losses)
+    checks = [beside_templates(comparison), *audit_checks(audit), verified, *learned, agreed]
     _page.write(PAGE, plan, comparison, audit, verification, losses, [(c.what, c.ok, c.found) for c in checks])
-    del best
     return summarise(out, checks, time.monotonic() - began)
 
 
@@ -85,8 +84,15 @@ def shortened(doc: Doc) -> Doc:
     return Doc(doc.title, doc.subtitle, doc.parts[: ends[0]] if ends else doc.parts)
 
 
-def audited(out: Console, comparison: mp.Comparison) -> tuple[mp.Audit, mp.Audit, Check]:
-    """Compile the plan and the best template, and hold both against each other and against the prediction."""
+def beside_templates(comparison: mp.Comparison) -> Check:
+    best = comparison.best_template
+    assert best is not None, "no template fits"
+    found = f"{comparison.rows[0].seconds * 1e3:.1f} ms, {best.name} {best.seconds * 1e3:.1f} ms"
+    return Check("not slower than the best template, by the prediction", comparison.ratio <= 1.0, found)
+
+
+def audited(out: Console, comparison: mp.Comparison) -> mp.Audit:
+    """Compile the plan, hold it against the prediction, and show the best template's module beside it."""
     heading(out, "3  Audit: what XLA made of it")
     with working(out, "compiling the plan"):
         audit = comparison.plans["plan"].audit()
@@ -95,36 +101,39 @@ def audited(out: Console, comparison: mp.Comparison) -> tuple[mp.Audit, mp.Audit
     with working(out, f"compiling the best template, {row.name}"):
         best = comparison.plans[row.name].audit()
     head, *lines = str(audit).splitlines()
-    out.print("\n".join(["", head, *lines[:12]]), highlight=False, markup=False)
-    if len(lines) > 12:
-        out.print(f"    and {len(lines) - 12} lines more, on the page", style="dim")
+    out.print("\n".join(["", head, *lines[:SHOWN]]), highlight=False, markup=False, no_wrap=True, overflow="ellipsis")
+    if len(lines) > SHOWN:
+        out.print(f"    and {len(lines) - SHOWN} lines more, on the page", style="dim")
     assert audit.seconds is not None
     assert best.seconds is not None
-    found = f"{audit.seconds * 1e3:.1f} ms, {row.name} {best.seconds * 1e3:.1f} ms, both from the compiled modules"
-    return audit, best, Check("not slower than the best template", audit.seconds <= best.seconds, found)
+    out.print(
+        f"  By FLOPs at the chip's peak plus collectives: {audit.seconds * 1e3:.1f} ms a step, {row.name} "
+        f"{best.seconds * 1e3:.1f} ms.", highlight=False,
+    )  # fmt: skip
+    return audit
 
 
 def audit_checks(audit: mp.Audit) -> list[Check]:
-    """Collectives within 5 % for kinds above 1 MB, FLOPs within 2 %, peak memory within 20 %."""
+    """Collectives of kinds above 1 MB and FLOPs within 5 %; the compiled peak at most 20 % above the prediction."""
     assert audit.predicted is not None
     assert audit.memory is not None
     wrong = [m for m in audit.mismatches(0.05) if m.kind not in ("flops", "peak memory")]
     said = ", ".join(f"{k} {v / 1e6:.2f} MB" for k, v in audit.bytes_by_kind().items() if v > 1e6)
+    off = "".join(f"; {m.kind} predicted {m.predicted / 1e6:.2f} MB" for m in wrong)
     flops = audit.flops / audit.predicted.flops - 1
     peak = audit.memory.peak_bytes / audit.predicted.peak_bytes - 1
     return [
-        Check("collectives as predicted, to 5 %", not wrong, f"{said}; off: {', '.join(m.kind for m in wrong) or 'none'}"),
-        Check("FLOPs as predicted, to 2 %", abs(flops) <= 0.02, f"{flops:+.2%}"),
-        Check("peak memory as predicted, to 20 %", not [m for m in audit.mismatches(0.2) if m.kind == "peak memory"],
+        Check("collectives as predicted, to 5 %", not wrong, said + off),
+        Check("FLOPs as predicted, to 5 %", abs(flops) <= 0.05, f"{flops:+.1%}"),
+        Check("memory fits, at most 20 % above the prediction", audit.fits and peak <= 0.2,
               f"{audit.memory.peak_bytes / 1e6:.1f} MB, {peak:+.0%}"),
     ]  # fmt: skip
 
 
-def first_arguments(out: Console, workload: mp.Workload) -> tuple[Any, Any]:
+def first_state(workload: mp.Workload) -> Any:
     assert workload.init is not None
-    with working(out, "making the first state"):
-        (state,) = jax.block_until_ready(jax.jit(workload.init)(jax.random.key(0)))
-    return state, next(batches(workload))
+    (state,) = jax.block_until_ready(workload.init(jax.random.key(0)))
+    return state
 
 
 def batches(workload: mp.Workload) -> Iterator[Any]:
@@ -132,35 +141,40 @@ def batches(workload: mp.Workload) -> Iterator[Any]:
     return iter(workload.batches())
 
 
-def check_result(out: Console, plan: mp.Plan, state: Any, batch: Any) -> tuple[mp.Verification, Check]:
+def checked(out: Console, plan: mp.Plan, workload: mp.Workload) -> tuple[mp.Verification, Check]:
     heading(out, "4  Verify: one step, planned and on one device")
+    with working(out, "making the first state"):
+        state = first_state(workload)
     with working(out, "compiling and running the step both ways"):
-        found = plan.verify(state, batch)
+        found = plan.verify(state, next(batches(workload)))
     free = [leaf for leaf in found.leaves if WITHOUT_GRADIENT in leaf.path]
     held = [leaf for leaf in found.leaves if WITHOUT_GRADIENT not in leaf.path]
     wrong = [leaf for leaf in held if not leaf.ok]
     worst = max(held, key=lambda leaf: leaf.relative_error)
+    said = f"{len(held) - len(wrong)} of {len(held)} agree, worst {worst.path} at {worst.relative_error:.1e}"
+    out.print(f"  arrays of the new state: {said}", highlight=False, markup=False)
     out.print(
-        f"  {len(held) - len(wrong)} of {len(held)} arrays of the new state agree to {worst.tolerance:g}; worst "
-        f"{worst.path} at {worst.relative_error:.1e}.\n  {len(free)} more, the key biases and their moments, have no "
-        "gradient but rounding, which Adam scales up; no result depends on them.",
-        highlight=False, markup=False,
+        f"  {len(free)} more, the key biases and their moments, have no gradient but rounding, which Adam scales up; "
+        "no result depends on them.", highlight=False,
     )  # fmt: skip
-    said = f"{len(held) - len(wrong)} of {len(held)}, worst {worst.relative_error:.1e}"
-    return found, Check("every array as on one device, to 1e-4", not wrong, said)
+    return found, Check(f"every array as on one device, to {worst.tolerance:g}", not wrong, said)
 
 
-def trained(out: Console, plan: mp.Plan, workload: mp.Workload, state: Any) -> tuple[list[float], list[Check]]:
+def trained(out: Console, plan: mp.Plan, workload: mp.Workload) -> tuple[list[float], list[Check]]:
     heading(out, "5  Train")
-    mesh = plan.mesh()
+    mesh, data = plan.mesh(), batches(workload)
     step, losses = plan.jit(mesh), []
-    with working(out, "compiling the planned step"):
-        step.lower(*plan.abstract_args(mesh)).compile()
-        at = plan.shard(jax.tree.map(lambda x: x + 0, state), mesh=mesh)  # a copy: the step donates its state
-    with counting(out, f"training on {plan.data.mesh}", STEPS) as advance:
-        for batch in itertools.islice(batches(workload), STEPS):
-            at, metrics = step(at, batch)
-            losses.append(float(metrics["loss"]))
+
+    def take(at: Any, batch: Any) -> Any:
+        at, metrics = step(at, batch)
+        losses.append(float(metrics["loss"]))
+        return at
+
+    with working(out, "compiling the planned step, and the first step"):
+        at = take(plan.shard(first_state(workload), mesh=mesh), next(data))
+    with counting(out, f"training on {plan.data.mesh}", STEPS - 1) as advance:
+        for batch in itertools.islice(data, STEPS - 1):
+            at = take(at, batch)
             advance(f"loss {losses[-1]:.3f}")
     out.print("\n  loss, nats per byte")
     out.print("\n".join(chart(losses)), highlight=False, markup=False)
@@ -173,11 +187,10 @@ def trained(out: Console, plan: mp.Plan, workload: mp.Workload, state: Any) -> t
     ]
 
 
-def alone(out: Console, workload: mp.Workload, state: Any, losses: list[float]) -> Check:
+def alone(out: Console, workload: mp.Workload, losses: list[float]) -> Check:
     heading(out, "6  The same steps on one device")
     step = jax.jit(workload.step, donate_argnums=workload.donate_argnums)
-    state = jax.device_put(state, jax.devices()[0])
-    found: list[float] = []
+    state, found = first_state(workload), []
     with counting(out, "training on one device, its compile included", ALONE_STEPS) as advance:
         for batch in itertools.islice(batches(workload), ALONE_STEPS):
             state, metrics = step(state, batch)

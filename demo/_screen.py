@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,8 +23,12 @@ def working(console: Console, what: str) -> Iterator[None]:
     """A moving bar with the time while the body runs; afterwards one line that says how long it took."""
     began = time.monotonic()
     columns = (TextColumn("  {task.description}"), BarColumn(24), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        progress.add_task(what, total=None)
+    if console.is_terminal:
+        with Progress(*columns, console=console, transient=True) as progress:
+            progress.add_task(what, total=None)
+            yield
+    else:
+        console.print(f"  {what} ...", highlight=False)
         yield
     console.print(f"  [dim]{what}: {time.monotonic() - began:.1f} s[/dim]", highlight=False)
 
@@ -36,18 +41,22 @@ def counting(console: Console, what: str, total: int) -> Iterator[Advance]:
         TextColumn("  {task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(),
         TextColumn("{task.fields[beside]}"),
     )  # fmt: skip
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(what, total=total, beside="")
-        yield lambda text: progress.update(task, advance=1, beside=text)
+    if console.is_terminal:
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task(what, total=total, beside="")
+            yield lambda text: progress.update(task, advance=1, beside=text)
+    else:
+        console.print(f"  {what} ...", highlight=False)
+        yield lambda text: None
     seconds = time.monotonic() - began
-    console.print(f"  [dim]{what}: {total} steps in {seconds:.1f} s[/dim]", highlight=False)
+    console.print(f"  [dim]{what}: {total} in {seconds:.1f} s[/dim]", highlight=False)
 
 
 def chart(values: Sequence[float], height: int = 10, width: int = 60) -> list[str]:
     """Values against their place as lines of text; each column is the mean of its share of them."""
     width = min(width, len(values))
     edges = [round(i * len(values) / width) for i in range(width + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
     low, high = min(means), max(means)
     level = [round((height - 1) * (m - low) / ((high - low) or 1.0)) for m in means]
     rows = []

@@ -18,6 +18,9 @@ class Options:
         ties less.
     memory_fraction: part of the chip's memory that a plan may fill where no `memory_limit` is given;
         the rest is for fragmentation and for what the prediction misses.
+    equal_names: dims of equal name (`mp.dims`, `mp.params`) get equal axes wherever they are named. Off by
+        default: the search is then free to split the batch one way in a block and another way at the logits,
+        and the names label dims in reports and in `logical_axis_rules`.
     rules: factor rules for primitives that meshplan does not know, by name: a function of an `OpView`,
         or text in JAX's notation ("i j, j k -> i k").
     """
@@ -26,4 +29,5 @@ class Options:
     solver_seconds: float = 30.0
     tie_radius: int = 2
     memory_fraction: float = 0.9
+    equal_names: bool = False
     rules: Mapping[str, Any] = field(default_factory=dict)

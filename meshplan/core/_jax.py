@@ -7,13 +7,18 @@ of `num_consts` and `num_carry`), the rest of meshplan sees one form.
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info
 from jax.extend import core as jex
+
+_PACKAGE = str(Path(__file__).parents[1])
 
 Literal = jex.Literal
 Var = jex.Var
@@ -57,9 +62,23 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def source_line(eqn: Any) -> str:
-    """`file:line` of the user's code that made the equation, or ''."""
-    frame = _source_info.user_frame(eqn.source_info.traceback)
-    return f"{frame.file_name}:{frame.start_line}" if frame is not None else ""
+    """`file:line` of the user's code that made the equation, or ''; frames of this package are passed over.
+
+    The file is named from its import root (`models/gpt.py`), so that it reads the same on every machine.
+    """
+    for frame in _source_info.user_frames(eqn.source_info.traceback):
+        if not frame.file_name.startswith(_PACKAGE):
+            return f"{short_file(frame.file_name)}:{frame.start_line}"
+    return ""
+
+
+@functools.lru_cache(maxsize=4096)
+def short_file(name: str) -> str:
+    """A file's path below the folder it is imported from; its last two parts where that is unknown."""
+    path = Path(name)
+    roots = sorted((r for r in map(Path, sys.path) if r.parts and path.is_relative_to(r)), key=lambda r: -len(r.parts))
+    below = path.relative_to(roots[0]) if roots else Path(*path.parts[-2:])
+    return below.as_posix()
 
 
 def name_stack(eqn: Any) -> str:

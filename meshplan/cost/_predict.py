@@ -129,7 +129,7 @@ class Chosen:
         found = Collective(
             kind=kind, nbytes=round(nbytes), group_size=self.model.mesh.size(axes), count=count, axes=axes,  # type: ignore[arg-type]
             dtype=rates.emission.dtype(dtype), source=about.source if about else "",
-            op_name=about.primitive if about else program.values[value].path,
+            op_name=" ".join(filter(None, (about.primitive if about else "", program.values[value].path))),
         )
         return found, (latency + per_byte * nbytes) * count
 

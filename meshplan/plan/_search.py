@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshplan._options import Options
-from meshplan.core import MemoryLimitError, MeshError, MeshShape, Spec, format_bytes
+from meshplan.core import Axes, MemoryLimitError, MeshError, MeshShape, Spec, format_bytes
 from meshplan.cost import Chosen, MeshModel, Prediction, Solution, Space
 from meshplan.machine import Machine, legal_mesh_shapes
+from meshplan.plan._bind import keep_named, settle_names
 from meshplan.plan._pins import check_pins, keep_pinned, pin_axes, pin_marks
 from meshplan.program import Program
 from meshplan.solve import minimum_peak, solve
@@ -21,6 +22,7 @@ from meshplan.strategy import (
     DimClasses,
     Graph,
     Node,
+    bound_places,
     build_graph,
     dim_classes,
     template_keep,
@@ -57,11 +59,14 @@ class Search:
     graph: Graph
     space: Space
     classes: DimClasses
+    places: Mapping[str, Sequence[tuple[int, int]]]
     pins: Mapping[int, Spec]
     limit: float
     options: Options
 
-    def keep(self, template: str | None) -> Callable[[int, Node, Choices], np.ndarray]:
+    def keep(
+        self, template: str | None, names: Mapping[str, Axes] | None = None
+    ) -> Callable[[int, Node, Choices], np.ndarray]:
         extra = template_keep(template, self.graph, self.classes) if template else None
 
         def wanted(c: int, about: Node, choices: Choices) -> np.ndarray:
@@ -69,19 +74,22 @@ class Search:
             ok = keep_pinned(node, about, choices, self.pins)
             if extra is not None and not (about.arguments.keys() & self.pins.keys()):
                 ok &= extra(node, about, choices)
+            if names:
+                ok &= keep_named(node, choices, self.places, names)
             return ok
 
         return wanted
 
     def at(
-        self, mesh: MeshShape, template: str | None = None, known: Sequence[Found] = (), exact: bool = True
+        self, mesh: MeshShape, template: str | None = None, known: Sequence[Found] = (), exact: bool = True,
+        names: Mapping[str, Axes] | None = None,
     ) -> Found | None:
         """The cheapest strategies over one mesh; None where the restrictions leave none.
 
         `known`: answers to start from. Not `exact`: good strategies without a proof, in a fraction of the time.
         """
         check_pins(self.pins, self.program.args, mesh)
-        model = MeshModel(self.space, self.machine, mesh, self.keep(template))
+        model = MeshModel(self.space, self.machine, mesh, self.keep(template, names))
         if any(len(c) == 0 for c in model.choices):
             return None
         return self.fit(model, [s for f in known if (s := lifted(f, model)) is not None], exact)
@@ -196,7 +204,21 @@ class Search:
         for f in fitting[1:]:
             if f.prediction.step_seconds < best.prediction.step_seconds * (1 - self.worth(best, f)):
                 best = f
-        return best, everything
+        return (self.named(best, template) if self.options.equal_names else best), everything
+
+    def named(self, found: Found, template: str | None) -> Found:
+        """The answer with equal names at equal axes, where the user gave names and they do not agree by themselves."""
+        answers: dict[int, Found] = {}
+
+        def solve_with(axes: Mapping[str, Axes]) -> tuple[Chosen, float] | None:
+            again = self.at(found.mesh, template, [found], exact=False, names=axes)
+            if again is None or not again.feasible:
+                return None
+            answers[id(again.chosen)] = again
+            return again.chosen, again.prediction.step_seconds
+
+        settled = settle_names(found.chosen, self.places, solve_with)
+        return answers[id(settled)] if settled is not None else found
 
 
 def prepare(
@@ -207,7 +229,7 @@ def prepare(
     budget = limit if limit is not None else machine.memory_bytes * options.memory_fraction
     return Search(
         program=program, machine=machine, graph=graph, space=Space.of(graph, ties), classes=dim_classes(graph),
-        pins=pins, limit=float(budget), options=options,
+        places=bound_places(graph), pins=pins, limit=float(budget), options=options,
     )
 
 
