@@ -59,8 +59,10 @@ class TiedEdge:
 
 
 class MeshModel:
-    def __init__(self, space: Space, machine: Machine, mesh: MeshShape, keep: Keep | None = None) -> None:
-        self.space, self.machine, self.mesh = space, machine, mesh
+    def __init__(
+        self, space: Space, machine: Machine, mesh: MeshShape, keep: Keep | None = None, traffic: float = 1.0
+    ) -> None:
+        self.space, self.machine, self.mesh, self.traffic = space, machine, mesh, traffic
         self.rates = Rates(machine, mesh)
         self.choices: list[Choices] = []
         for c, node_index in enumerate(space.ties.first):
@@ -110,7 +112,7 @@ class MeshModel:
         space = self.space
         costs = []
         for c, members in enumerate(space.ties.members):
-            seconds = node_seconds(space.graph.program, self.node(c), self.choices[c], self.rates)
+            seconds = node_seconds(space.graph.program, self.node(c), self.choices[c], self.rates, self.traffic)
             costs.append(seconds * len(members))
         for edge in self.edges:
             if edge.source == edge.target:

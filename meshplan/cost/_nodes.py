@@ -3,7 +3,8 @@
 A device works on its shard; what is replicated costs its full time on every device. A dot
 takes the longer of its arithmetic and its memory traffic, a chain of elementwise operations
 reads what enters it once and writes what leaves it. Sums inside a node are added as
-all-reduces of the local result.
+all-reduces of the local result. `traffic` weighs what memory traffic adds to arithmetic: 1 where
+nothing hides it, 0 where all of it is hidden behind arithmetic and communication.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ from meshplan.program import Op, Program
 from meshplan.strategy import Choices, Node
 
 
-def node_seconds(program: Program, node: Node, choices: Choices, rates: Rates) -> Floats:
+def node_seconds(
+    program: Program, node: Node, choices: Choices, rates: Rates, traffic: float = 1.0
+) -> Floats:
     """(strategies,) seconds per step."""
     total = np.zeros(len(choices))
     if node.group is None or node.free:
         return total
     if node.kind == "chain":
-        total += _chain_seconds(program, node, choices, rates)
+        total += traffic * _chain_seconds(program, node, choices, rates)
     else:
         for index in node.group.ops:
-            total += _op_seconds(program.ops[index], node, choices, rates)
+            total += _op_seconds(program.ops[index], node, choices, rates, traffic)
     for reduction in node.inner:
         nbytes = program.nbytes(reduction.value) * rates.emission.bytes_factor(
             program.values[reduction.value].aval.dtype
@@ -34,7 +37,7 @@ def node_seconds(program: Program, node: Node, choices: Choices, rates: Rates) -
     return total * node.count
 
 
-def _op_seconds(op: Op, node: Node, choices: Choices, rates: Rates) -> Floats:
+def _op_seconds(op: Op, node: Node, choices: Choices, rates: Rates, weight: float) -> Floats:
     assert node.group is not None
     chip = rates.machine.chip
     traffic = np.zeros(len(choices))
@@ -48,11 +51,10 @@ def _op_seconds(op: Op, node: Node, choices: Choices, rates: Rates) -> Floats:
         dims = node.group.results[v]
         factors.update(f for d in dims for f in d)
         traffic += aval.nbytes / choices.shards(dims)
-    seconds = traffic / chip.memory_bytes_per_second
-    if op.rule.flops:
-        peak = chip.flops_for(op.view.operands[0].dtype)
-        seconds = np.maximum(seconds, op.rule.flops / choices.shards(factors) / peak)
-    return seconds + rates.kernel_seconds
+    moving = traffic / chip.memory_bytes_per_second
+    peak = chip.flops_for(op.view.operands[0].dtype)
+    arithmetic = op.rule.flops / choices.shards(factors) / peak
+    return arithmetic + weight * (np.maximum(moving - arithmetic, 0.0) + rates.kernel_seconds)
 
 
 def _chain_seconds(program: Program, node: Node, choices: Choices, rates: Rates) -> Floats:

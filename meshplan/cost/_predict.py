@@ -31,11 +31,15 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Per device and step. `peak_bytes` counts arguments, results and temporaries; `at_peak` the largest."""
+    """Per device and step. `peak_bytes` counts arguments, results and temporaries; `at_peak` the largest.
+
+    `compute_seconds` is a roofline, memory traffic included; `arithmetic_seconds` FLOPs at peak rate alone.
+    """
 
     collectives: tuple[Collective, ...]
     flops: float
     compute_seconds: float
+    arithmetic_seconds: float
     communication_seconds: float
     argument_bytes: float
     peak_bytes: float
@@ -44,7 +48,13 @@ class Prediction:
 
     @property
     def step_seconds(self) -> float:
+        """Nothing hidden: computation, its memory traffic and communication one after the other."""
         return self.compute_seconds + self.communication_seconds
+
+    @property
+    def least_seconds(self) -> float:
+        """All memory traffic hidden: arithmetic and communication."""
+        return self.arithmetic_seconds + self.communication_seconds
 
 
 class Chosen:
@@ -124,26 +134,29 @@ class Chosen:
         program, rates = self.graph.program, self.model.rates
         dtype = program.values[value].aval.dtype
         nbytes = local * (rates.emission.bytes_factor(dtype) if wire is None else wire)
-        latency, per_byte = rates.collective(kind, axes)  # type: ignore[arg-type]
         about = program.ops[op] if op >= 0 else None
         found = Collective(
             kind=kind, nbytes=round(nbytes), group_size=self.model.mesh.size(axes), count=count, axes=axes,  # type: ignore[arg-type]
             dtype=rates.emission.dtype(dtype), source=about.source if about else "",
             op_name=" ".join(filter(None, (about.primitive if about else "", program.values[value].path))),
         )
-        return found, (latency + per_byte * nbytes) * count
+        return found, rates.seconds(kind, axes, nbytes) * count  # type: ignore[arg-type]
 
     # compute and memory
 
-    def flops(self) -> float:
-        total = 0.0
+    def flops(self) -> tuple[float, float]:
+        """(FLOPs, seconds of them at the peak rate of their dtypes)."""
+        total = seconds = 0.0
+        chip = self.model.machine.chip
         for i, node in enumerate(self.graph.nodes):
             if node.group is not None:
                 for op in node.group.ops:
                     rule = self.graph.program.ops[op].rule
                     if rule.flops:
-                        total += op_flops(self.graph.program.ops[op], node, self.choices(i))[0] * node.count
-        return total
+                        count = op_flops(self.graph.program.ops[op], node, self.choices(i))[0] * node.count
+                        total += count
+                        seconds += count / chip.flops_for(self.graph.program.ops[op].view.operands[0].dtype)
+        return total, seconds
 
     def compute_seconds(self) -> float:
         """Computation alone, without the sums inside nodes."""
@@ -194,6 +207,7 @@ class Chosen:
 
     def predict(self) -> Prediction:
         found = list(self.collectives())
+        flops, arithmetic = self.flops()
         held, usage = self.memory()
         peak = int(np.argmax(usage))
         live = sorted((h for h in held if h.first <= peak <= h.last), key=lambda h: -h.nbytes)
@@ -202,8 +216,8 @@ class Chosen:
             for i, n in self.graph.node_of_arg.items()
         )
         return Prediction(
-            collectives=tuple(c for c, _ in found), flops=self.flops(), compute_seconds=self.compute_seconds(),
-            communication_seconds=sum(s for _, s in found), argument_bytes=arguments, peak_bytes=float(usage[peak]),
+            collectives=tuple(c for c, _ in found), flops=flops, compute_seconds=self.compute_seconds(),
+            arithmetic_seconds=arithmetic, communication_seconds=sum(s for _, s in found), argument_bytes=arguments, peak_bytes=float(usage[peak]),
             peak_position=peak, at_peak=tuple(live[:12]),
         )
 

@@ -13,7 +13,9 @@ from meshplan.cost._problem import FORBIDDEN, Floats
 from meshplan.cost._reshard import Step, canonical, reshard_path
 from meshplan.machine import Machine, collective_rate
 
-# what no hardware number covers: starting one kernel
+# What no hardware number covers: starting one kernel.
+# XLA combines neighbouring collectives below some tens of MB; one this small never goes alone
+COMBINED_BYTES = 1 << 20
 KERNEL_SECONDS = {"gpu": 3e-6, "tpu": 1e-6, "cpu": 5e-6}
 
 
@@ -38,6 +40,11 @@ class Rates:
         if key not in self._rates:
             self._rates[key] = collective_rate(self.machine, self.mesh, kind, axes)
         return self._rates[key]
+
+    def seconds(self, kind: CollectiveKind, axes: Axes, nbytes: float) -> float:
+        """Of one collective; a small one shares the latency of those it is combined with."""
+        latency, per_byte = self.collective(kind, axes)
+        return (latency if nbytes >= COMBINED_BYTES else 0.0) + per_byte * nbytes
 
     def path(self, source: Spec, target: Spec) -> tuple[Step, ...]:
         key = (source, target)
@@ -119,6 +126,8 @@ class Rates:
     def table(self, sources: Sequence[Spec], targets: Sequence[Spec], sum_bytes: float, move_bytes: float) -> Floats:
         """Seconds from each source spec to each target spec of an array of so many bytes on the wire."""
         latency, sums, moves = self.tables(tuple(sources), tuple(targets))
+        if max(sum_bytes, move_bytes) < COMBINED_BYTES:
+            latency = np.where(latency >= FORBIDDEN, latency, 0.0)
         return latency + sums * sum_bytes + moves * move_bytes
 
     def all_reduce(self, over: np.ndarray, local_bytes: Floats) -> Floats:
@@ -128,9 +137,8 @@ class Rates:
         for p, pattern in enumerate(patterns):
             axes = tuple(n for n, used in zip(self.mesh.names, pattern, strict=True) if used)
             if axes:
-                latency, per_byte = self.collective("all-reduce", axes)
                 rows = index.reshape(-1) == p
-                out[rows] = latency + per_byte * local_bytes[rows]
+                out[rows] = [self.seconds("all-reduce", axes, n) for n in local_bytes[rows]]
         return out
 
     @property

@@ -73,7 +73,7 @@ def _path(source: Spec, target: Spec, mesh: MeshShape) -> tuple[Step, ...]:
         fraction = 1 / _shards(dims, mesh)
         steps.append(Step("all-reduce", tuple(pending), fraction, _spec(dims, target)))
     while tuple(map(tuple, dims)) != target.dims:
-        for move in (_slice, _exchange, _reorder, _gather):
+        for move in (_slice, _exchange, _reorder, _exchange_early, _gather):
             if move(dims, target, mesh, steps):
                 break
     return tuple(steps)
@@ -180,6 +180,27 @@ def _reorder(dims: list[list[str]], target: Spec, mesh: MeshShape, steps: list[S
             return True
         if fresh:
             return True
+    return False
+
+
+def _exchange_early(dims: list[list[str]], target: Spec, mesh: MeshShape, steps: list[Step]) -> bool:
+    """Move the minor axes of one dim to the dim that wants them, though not next: a permute then brings the order.
+
+    Only onto a dim that keeps all it has: P('x', 'y') -> P(None, ('x', 'y')) is exchange, permute; nothing is gathered.
+    """
+    for i in range(len(dims)):
+        for j in range(len(dims)):
+            if i == j or not set(dims[j]) <= set(target.dims[j]):
+                continue
+            width = 0
+            while width < len(dims[i]) and dims[i][-1 - width] in target.dims[j]:
+                width += 1
+            if width:
+                tail = dims[i][-width:]
+                del dims[i][-width:]
+                dims[j] += tail
+                steps.append(Step("all-to-all", tuple(tail), 1 / _shards(dims, mesh), _spec(dims, target)))
+                return True
     return False
 
 

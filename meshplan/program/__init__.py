@@ -11,5 +11,6 @@ from meshplan.program._program import Op as Op
 from meshplan.program._program import Program as Program
 from meshplan.program._program import Region as Region
 from meshplan.program._program import Value as Value
+from meshplan.program._program import runs_of as runs_of
 from meshplan.program._trace import Call as Call
 from meshplan.program._trace import trace as trace

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from meshplan.core import _jax
-from meshplan.program._program import CARRY, MERGE, SLICE, STACK, Key, Op, Region, Value
+from meshplan.hints import tagged_names
+from meshplan.program._program import CARRY, MERGE, SLICE, STACK, Key, Op, Region, Value, runs_of
 from meshplan.rules import Aval, OpRule, OpView
 
 RuleFor = Callable[[OpView], tuple[OpRule, bool]]
@@ -24,7 +27,7 @@ class Walker:
         self.ops: list[Op] = []
         self.regions: list[Region] = [Region("top", 1.0, -1, ())]
         self.names: dict[int, tuple[str | None, ...]] = {}
-        self.constraints: dict[int, Any] = {}
+        self.ignored_constraints = 0  # `with_sharding_constraint` of the user's: the plan's specs take their place
         self.scopes = 0
         self._avals: dict[Any, Aval] = {}
         self._views: dict[Any, tuple[OpView, OpRule, bool]] = {}
@@ -32,6 +35,7 @@ class Walker:
     # values
 
     def aval(self, jax_aval: Any) -> Aval:
+        """jax's abstract value as ours; tokens and the like are scalars."""
         key = (getattr(jax_aval, "shape", ()), str(getattr(jax_aval, "dtype", "token")))
         found = self._avals.get(key)
         if found is None:
@@ -40,10 +44,12 @@ class Walker:
         return found
 
     def new_value(self, aval: Aval, **about: Any) -> int:
+        """The id of a new value; `about` are further fields of `Value`."""
         self.values.append(Value(aval, **about))
         return len(self.values) - 1
 
     def constant(self, array: Any) -> Atom:
+        """A closed-over array as a constant value; a plain scalar as a literal."""
         if np.ndim(array) == 0 and not hasattr(array, "aval"):
             return np.asarray(array)
         aval = Aval(tuple(np.shape(array)), str(array.dtype), _itemsize(array))
@@ -53,15 +59,16 @@ class Walker:
 
     def add(
         self, key: Key, primitive: str, atoms: Sequence[Atom], out_avals: Sequence[Aval], params: Mapping[str, Any],
-        region: int, scope: int, eqn: Any = None, count: float | None = None,
+        region: int, scope: int, eqn: Any = None,
     ) -> tuple[int, ...]:
+        """A new operation with new values for its results; returns these. `eqn`: where source and stack come from."""
         view, rule, ruled = self._view(primitive, atoms, tuple(out_avals), params)
         index = len(self.ops)
         results = tuple(self.new_value(a, op=index, result=i) for i, a in enumerate(out_avals))
         operands = tuple(a if isinstance(a, int) else None for a in atoms)
         self.ops.append(Op(
             index=index, key=key, primitive=primitive, operands=operands, results=results, view=view, rule=rule,
-            region=region, scope=scope, count=self.count(region) if count is None else count, ruled=ruled,
+            region=region, scope=scope, count=runs_of(self.regions, region), ruled=ruled,
             source=_jax.source_line(eqn) if eqn is not None else "",
             stack=_jax.name_stack(eqn) if eqn is not None else "",
         ))
@@ -80,13 +87,6 @@ class Walker:
             view = OpView(primitive, ins, outs, dict(params), constants)
             found = self._views[key] = (view, *self.rule_for(view))
         return found
-
-    def count(self, region: int) -> float:
-        total = 1.0
-        while region >= 0:
-            total *= self.regions[region].trips
-            region = self.regions[region].parent
-        return total
 
     # the walk
 
@@ -109,6 +109,7 @@ class Walker:
         return [read(a) for a in jaxpr.outvars]
 
     def equation(self, eqn: Any, atoms: list[Atom], key: Key, region: int, scope: int) -> Sequence[Atom]:
+        """Add what one equation does: calls opened in place, loops and branches as regions; returns its results."""
         body = _jax.call_body(eqn)
         if body is None and _jax.is_remat(eqn):
             body, self.scopes = eqn.params["jaxpr"], self.scopes + 1
@@ -126,14 +127,13 @@ class Walker:
 
     def _read_annotations(self, eqn: Any, results: tuple[int, ...]) -> None:
         name = _jax.user_name(eqn)
-        if name is not None and name.startswith("meshplan:"):
-            words = name.removeprefix("meshplan:").split()
-            self.names[results[0]] = tuple(None if w == "_" else w for w in words)
-        sharding = _jax.constraint_sharding(eqn)
-        if sharding is not None and hasattr(sharding, "spec"):
-            self.constraints[results[0]] = sharding.spec
+        dims = tagged_names(name) if name is not None else None
+        if dims is not None:
+            self.names[results[0]] = dims
+        self.ignored_constraints += _jax.constraint_sharding(eqn) is not None
 
     def enter(self, kind: str, trips: float, region: int, key: Key, known: bool = True) -> int:
+        """The number of a new region inside `region`."""
         self.regions.append(Region(kind, trips, region, key, known))
         return len(self.regions) - 1
 
@@ -146,12 +146,17 @@ class Walker:
         return ids
 
     def close(self, carries: Sequence[int], outs: Sequence[Atom]) -> None:
+        """Tell the carries what comes back to them at the end of the body."""
         for value, out in zip(carries, outs, strict=True):
             op = self.ops[self.values[value].op]
             back = out if isinstance(out, int) else None
-            self.ops[op.index] = _with_operands(op, (*op.operands, back))
+            self.ops[op.index] = replace(op, operands=(*op.operands, back))
 
     def scan(self, eqn: Any, atoms: list[Atom], key: Key, region: int, scope: int) -> Sequence[Atom]:
+        """A region with a carry per carried value, a slice per scanned operand, a stack per stacked result.
+
+        Keys below the equation's: (-1, k) carries, (-2, k) slices, (-3, k) stacks; lower/ finds them by these.
+        """
         n_consts, n_carry = _jax.scan_counts(eqn.params)
         body, consts = _jax.open_jaxpr(eqn.params["jaxpr"])
         length = int(eqn.params["length"])
@@ -170,12 +175,13 @@ class Walker:
         return [*carries, *stacks]
 
     def while_loop(self, eqn: Any, atoms: list[Atom], key: Key, region: int, scope: int) -> Sequence[Atom]:
+        """A region of the trips that can be read off the loop, else one. Keys: (-1, k) carries, 0 condition, 1 body."""
         n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         cond, cond_consts = _jax.open_jaxpr(eqn.params["cond_jaxpr"])
         body, body_consts = _jax.open_jaxpr(eqn.params["body_jaxpr"])
         inits = atoms[n_cond + n_body :]
         trips = _trip_count(cond, body, inits, n_cond, n_body)
-        inner = self.enter("while", trips or 1.0, region, key, known=trips is not None)
+        inner = self.enter("while", 1.0 if trips is None else trips, region, key, known=trips is not None)
         carries = self.carry(inits, key, inner)
         self.walk(cond, cond_consts, [*atoms[:n_cond], *carries], (*key, 0), inner, scope)
         outs = self.walk(body, body_consts, [*atoms[n_cond : n_cond + n_body], *carries], (*key, 1), inner, scope)
@@ -183,6 +189,7 @@ class Walker:
         return carries
 
     def cond(self, eqn: Any, atoms: list[Atom], key: Key, region: int, scope: int) -> Sequence[Atom]:
+        """A region per branch, priced as if all ran; results merge outside. Keys: (b,) branch b, (-3, k) merges."""
         branches = []
         for b, branch in enumerate(eqn.params["branches"]):
             inner = self.enter("branch", 1.0, region, key)
@@ -193,12 +200,6 @@ class Walker:
             aval = self.aval(eqn.outvars[k].aval)
             results += self.add((*key, -3, k), MERGE, list(outs), [aval], {}, region, scope, eqn)
         return results
-
-
-def _with_operands(op: Op, operands: tuple[int | None, ...]) -> Op:
-    import dataclasses
-
-    return dataclasses.replace(op, operands=operands)
 
 
 def _itemsize(aval: Any) -> int:
@@ -243,6 +244,6 @@ def _trip_count(cond: Any, body: Any, inits: Sequence[Atom], n_cond: int, n_body
     for eqn in body.eqns:
         if eqn.outvars[0] is out and eqn.primitive.name == "add" and eqn.invars[0] is counter:
             step = eqn.invars[1]
-            if isinstance(step, _jax.Literal) and not isinstance(start, int) and int(step.val) > 0:
-                return float(max(0, -(-(int(right.val) - int(start)) // int(step.val))))
+            if isinstance(step, _jax.Literal) and not isinstance(start, int) and step.val > 0:
+                return float(max(0, math.ceil((right.val - start.item()) / step.val)))
     return None

@@ -8,6 +8,7 @@ inside and one outside and moving between the two has a price.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,13 +26,22 @@ CROSSINGS = frozenset({CARRY, SLICE, STACK, MERGE})
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A loop body or branch. `trips` is how often it runs each time its parent runs."""
+    """A loop body or branch. `trips` is how often it runs each time its parent runs (0 for a loop of no steps)."""
 
     kind: str
     trips: float
     parent: int
     key: Key
     known_trips: bool = True
+
+
+def runs_of(regions: Sequence[Region], region: int) -> float:
+    """How often a region's body runs in a step: its trips times those of all regions around it; 1 for -1."""
+    total = 1.0
+    while region >= 0:
+        total *= regions[region].trips
+        region = regions[region].parent
+    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +91,8 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """The whole step. `names[v]` are names of value v's dims that the user gave;
-    `constraints` are specs the user wrote inside the program, by value id."""
+    """The whole step. `names[v]` are names of value v's dims that the user gave; `consumers[v]` the
+    (operation, operand index) pairs that read value v; `notes` what a person should know of the program."""
 
     values: list[Value]
     ops: list[Op]
@@ -90,7 +100,6 @@ class Program:
     args: tuple[Leaf, ...]
     results: tuple[Leaf, ...]
     names: dict[int, tuple[str | None, ...]]
-    constraints: dict[int, Any]
     jaxpr: Any
     in_tree: Any
     out_tree: Any
@@ -98,4 +107,5 @@ class Program:
     consumers: list[list[tuple[int, int]]] = field(default_factory=list)
 
     def nbytes(self, value: int) -> int:
+        """Bytes of the whole value."""
         return self.values[value].aval.nbytes

@@ -63,6 +63,7 @@ def crossing_rule(view: OpView) -> OpRule:
 
 
 def make_rule_for(extra: Mapping[str, RuleFn | str]) -> RuleFor:
+    """Finds an operation's rule, and whether there is one: the user's `extra` first; without any, all stays whole."""
     def find(view: OpView) -> tuple[OpRule, bool]:
         if view.primitive in CROSSINGS:
             return crossing_rule(view), True
@@ -125,7 +126,7 @@ def _flatten(call: Call, traced: Any, args: tuple[Any, ...], kwargs: dict[str, A
     notes = _notes(walker)
     return Program(
         values=walker.values, ops=walker.ops, regions=walker.regions, args=tuple(arg_leaves),
-        results=tuple(out_leaves), names=walker.names, constraints=walker.constraints, jaxpr=traced.jaxpr,
+        results=tuple(out_leaves), names=walker.names, jaxpr=traced.jaxpr,
         in_tree=jax.tree.structure((args, kwargs)), out_tree=out_tree, notes=notes, consumers=consumers,
     )
 
@@ -190,4 +191,9 @@ def _notes(walker: Walker) -> tuple[str, ...]:
     loops = [r for r in walker.regions if r.kind == "while" and not r.known_trips]
     if loops:
         notes.append(f"{len(loops)} while loop(s) with an unknown number of trips are priced as one trip")
+    if walker.ignored_constraints:
+        notes.append(
+            f"{walker.ignored_constraints} sharding constraint(s) written in the step are not followed: the plan's "
+            "specs take their place. Pin the arguments instead"
+        )
     return tuple(notes)

@@ -2,7 +2,7 @@
 
 Every operation brings its own factors. When two operations share a value, the factors
 of its dims are the same factors: `unify` joins them, splitting one into a major and a
-minor part where a reshape cuts a dim in two. Failure to join leaves everything as it was.
+minor part where a reshape cuts a dim in two. What a failed join has done is undone with a snapshot.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ class FactorTable:
         self.parts: dict[int, Part] = {}  # a factor that was joined (one part) or split (two or more)
 
     def new(self, size: int) -> int:
+        """The id of a fresh factor."""
         self.sizes.append(size)
         return len(self.sizes) - 1
 
@@ -40,7 +41,10 @@ class FactorTable:
         return tuple(out)
 
     def unify(self, left: Part, right: Part) -> bool:
-        """Make two sequences of factors the same; False where their sizes do not nest."""
+        """Make two sequences of factors the same; False where their sizes do not nest.
+
+        After a failure some of the factors may be joined: `restore` a snapshot.
+        """
         a, b = list(self.leaves(left)), list(self.leaves(right))
         while a and b:
             x, y = a.pop(0), b.pop(0)
@@ -51,7 +55,7 @@ class FactorTable:
                 self.parts[y] = (x,)
                 a, b = list(self.leaves(tuple(a))), list(self.leaves(tuple(b)))
                 continue
-            big, small, into = (x, n, a) if m > n else (y, m, b)
+            big, small = (x, n) if m > n else (y, m)
             if self.sizes[big] % small:
                 return False
             major, minor = self.new(small), self.new(self.sizes[big] // small)
@@ -59,21 +63,24 @@ class FactorTable:
             # look again at both halves against the other side
             a = list(self.leaves((x, *a)))
             b = list(self.leaves((y, *b)))
-            del into
         return not a and not b
 
     def snapshot(self) -> tuple[int, dict[int, Part]]:
+        """What `restore` needs to forget all that follows."""
         return len(self.sizes), dict(self.parts)
 
     def restore(self, saved: tuple[int, dict[int, Part]]) -> None:
+        """Back to a snapshot, which may be used once; ids given out since are void."""
         del self.sizes[saved[0] :]
         self.parts = saved[1]
 
     def resolve(self, dims: Dims) -> Dims:
+        """The dims in factors of their finest present form."""
         return tuple(self.leaves(d) for d in dims)
 
 
 def shifted(dims: Dims, offset: int) -> Dims:
+    """The dims with every factor's number raised."""
     return tuple(tuple(f + offset for f in d) for d in dims)
 
 

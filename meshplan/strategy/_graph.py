@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from meshplan.program import CARRY, MERGE, SLICE, STACK, Op, Program
+from meshplan.program import CARRY, MERGE, SLICE, STACK, Op, Program, runs_of
 from meshplan.rules import JOINTLY_LINEAR, Dims
 from meshplan.strategy._groups import Group, Grouper
 
@@ -290,8 +290,9 @@ class _Builder:
             count = op.count
             if target in self.crossings:
                 want = self.crossings[target][1]
-                # the initial value of a carry enters once for each run of the loop
-                count = self.program.ops[op_index].count / (self.trips(op) if op.primitive == CARRY and k == 0 else 1)
+                if op.primitive == CARRY and k == 0:  # the initial value enters once for each run of the loop
+                    regions = self.program.regions
+                    count = runs_of(regions, regions[op.region].parent)
             elif op.primitive == SLICE:
                 continue  # the piece lives where the stack is stored
             else:
@@ -306,9 +307,6 @@ class _Builder:
             else:
                 found[key] = replace(edge, uses=(*edge.uses, (op_index, k)))
         return list(found.values())
-
-    def trips(self, op: Op) -> float:
-        return self.program.regions[op.region].trips
 
     def add_result(self, j: int, edges: list[Edge]) -> None:
         leaf = self.program.results[j]

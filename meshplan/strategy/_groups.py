@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 
 from meshplan.program import CROSSINGS, Op, Program
 from meshplan.rules import Dims
-from meshplan.strategy._factors import FactorTable, repeats, shifted
+from meshplan.strategy._factors import FactorTable, Part, repeats, shifted
+
+
+Snapshot = tuple[int, dict[int, Part], set[int]]
 
 
 @dataclass(slots=True)
@@ -29,6 +32,15 @@ class Draft:
     free: bool = True  # made of literals alone: any device can compute any piece
     inputs: dict[int, Dims] = field(default_factory=dict)  # dims of a value from outside at its first use
     whole: set[int] = field(default_factory=set)  # factors that some operation inside wants unsplit
+
+    def snapshot(self) -> Snapshot:
+        """What `restore` needs to undo joins of factors and marks of whole ones."""
+        return (*self.table.snapshot(), set(self.whole))
+
+    def restore(self, saved: Snapshot) -> None:
+        """Back to a snapshot; factors made since are forgotten."""
+        self.table.restore(saved[:2])
+        self.whole = set(saved[2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +64,13 @@ class Group:
 
 
 def is_anchor(op: Op) -> bool:
+    """Whether the operation decides for itself; those that cross a region's edge and those without a rule do too."""
     return op.rule.anchor or op.primitive in CROSSINGS or not op.ruled
 
 
 class Grouper:
+    """Puts a program's operations into groups, one after the other; `sums` are additions that decide alone."""
+
     def __init__(self, program: Program, sums: frozenset[int]) -> None:
         self.program = program
         self.sums = sums
@@ -65,6 +80,7 @@ class Grouper:
         self.free_of: list[bool] = []
 
     def build(self) -> tuple[list[Group], list[int]]:
+        """(groups in the order of their last operations, the group of every operation)."""
         for op in self.program.ops:
             self.place(op)
         self.merge_feeders()
@@ -77,6 +93,10 @@ class Grouper:
     # placing one operation
 
     def place(self, op: Op) -> None:
+        """Put an operation into a group that is there, or into one of its own.
+
+        Groups of one depth (anchors on the longest way from the arguments) can be joined without a cycle.
+        """
         values = self.program.values
         depth, free = 0, not is_anchor(op)
         for operand in op.operands:
@@ -124,14 +144,14 @@ class Grouper:
         """Add the operation's factors to the group's, joined through the values they share."""
         draft = self.drafts[group]
         assert draft is not None
-        saved = draft.table.snapshot()
+        saved = draft.snapshot()
         offset = len(draft.table.sizes)
         for size in op.rule.sizes:
             draft.table.new(size)
         for k, operand in enumerate(op.operands[: len(op.rule.operands)]):
             inside = draft.results.get(operand) if operand is not None else None
             if inside is not None and not self.join(draft, inside, shifted(op.rule.operands[k], offset)):
-                draft.table.restore(saved)
+                draft.restore(saved)
                 return False
         draft.ops.append(op.index)
         draft.free = draft.free and self.free_of[op.index]
@@ -150,14 +170,14 @@ class Grouper:
         first = draft.inputs.setdefault(value, dims)
         if first is dims:
             return
-        saved, whole = draft.table.snapshot(), set(draft.whole)
+        saved = draft.snapshot()
         joined = self.join(draft, first, dims)
         if not joined or any(repeats(draft.table.resolve(d)) for d in draft.operands.values()):
-            draft.table.restore(saved)
-            draft.whole = whole
+            draft.restore(saved)
 
     @staticmethod
     def join(draft: Draft, left: Dims, right: Dims) -> bool:
+        """Make the dims of one value the same factors; False, with the draft half joined, where they cannot be."""
         table = draft.table
         for a, b in zip(left, right, strict=True):
             a, b = table.leaves(a), table.leaves(b)
@@ -181,13 +201,14 @@ class Grouper:
         self.merge_through(source, target, links)
 
     def merge_through(self, source: int, target: int, links: list[tuple[tuple[int, int], int]]) -> bool:
+        """Join group `source` into `target` through (use in the target, value of the source); False if the dims forbid."""
         a, b = self.drafts[source], self.drafts[target]
         assert a is not None and b is not None
-        saved = b.table.snapshot()
+        saved = b.snapshot()
         offset = b.table.absorb(a.table)
         for use, value in links:
             if not self.join(b, b.operands[use], shifted(a.results[value], offset)):
-                b.table.restore(saved)
+                b.restore(saved)
                 return False
         b.ops = sorted(a.ops + b.ops)
         b.free = b.free and a.free
@@ -226,6 +247,7 @@ class Grouper:
     # the frozen form
 
     def finish(self, draft: Draft) -> Group:
+        """The draft with its factors numbered in the order of their use; repeated ones stay whole."""
         table = draft.table
         operands = {k: table.resolve(d) for k, d in draft.operands.items()}
         results = {v: table.resolve(d) for v, d in draft.results.items()}
@@ -254,6 +276,7 @@ class Grouper:
 
     @staticmethod
     def reduced_factors(op: Op, operands: dict[tuple[int, int], Dims], results: dict[int, Dims]) -> list[int]:
+        """Factors of the operation's operands that none of its results carries."""
         kept = {f for v in op.results for d in results[v] for f in d}
         gone: list[int] = []
         for k in range(len(op.operands)):

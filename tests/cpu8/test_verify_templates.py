@@ -29,7 +29,7 @@ MESHES = [
     {"data": 2, "fsdp": 2, "model": 2},
 ]  # fmt: skip
 # What is planned has to be right, not the best: a short search will do.
-QUICK = mp.Options(solver_seconds=4.0, bound_seconds=1.0)
+QUICK = mp.Options(solver_seconds=4.0)
 
 
 @dataclass(frozen=True)
