@@ -80,7 +80,9 @@ def make_call(
     static_argnames: str | Sequence[str] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> Call:
+    name = ""
     if isinstance(step, Workload):
+        name = step.name
         if args:
             raise ArgumentError("a Workload brings its own arguments: give either a Workload or a step with arguments.")
         step, args, donate_argnums = step.step, step.args, step.donate_argnums
@@ -91,7 +93,7 @@ def make_call(
     names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
     return Call(
         step=step, args=tuple(args), kwargs=dict(kwargs or {}), static_argnums=static, static_argnames=names,
-        donate_argnums=tuple(d for d in donated if d < len(args)),
+        donate_argnums=tuple(d for d in donated if d < len(args)), name=name or getattr(step, "__name__", "step"),
     )
 
 
@@ -114,7 +116,7 @@ def answer(
     seconds: float, template: str = "",
 ) -> Plan:
     data = plan_data(
-        search, found, tried, step=getattr(call.step, "__name__", "step"),
+        search, found, tried, step=call.name,
         pins={k: str(v) for k, v in pins.items()}, donated=call.donate_argnums, template=template,
     )
     return Plan(

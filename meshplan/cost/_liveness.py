@@ -37,6 +37,7 @@ def kernel_ends(graph: Graph) -> list[int]:
 
 
 def liveness(graph: Graph) -> Liveness:
+    """When every value is held; arguments, constants and results until the end of the step."""
     program, ends_at = graph.program, kernel_ends(graph)
     ops, regions = program.ops, program.regions
     end = len(ops)

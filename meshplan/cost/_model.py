@@ -43,9 +43,14 @@ class Space:
 
     @classmethod
     def of(cls, graph: Graph, ties: Ties) -> Space:
+        """With what each node holds: values it makes, arguments it stores, results that are made of literals."""
         program = graph.program
         aliased = {leaf.value for leaf in program.results if leaf.pair >= 0}
-        return cls(graph, ties, liveness(graph), tuple(_held(graph, n, aliased) for n in graph.nodes))
+        held = [_held(graph, n, aliased) for n in graph.nodes]
+        for e in graph.edges:
+            if graph.nodes[e.source].free and graph.nodes[e.target].kind == "result":
+                held[e.target][e.value] = e.want  # made of literals, but it leaves the step
+        return cls(graph, ties, liveness(graph), tuple(held))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,11 @@ class TiedEdge:
 
 
 class MeshModel:
+    """The strategies of every class over one mesh and what they cost.
+
+    `keep(class, node, choices)` says which strategies to consider. `traffic` weighs memory traffic, see `node_seconds`.
+    """
+
     def __init__(
         self, space: Space, machine: Machine, mesh: MeshShape, keep: Keep | None = None, traffic: float = 1.0
     ) -> None:
@@ -75,22 +85,26 @@ class MeshModel:
         self._specs: dict[tuple[Any, ...], tuple[list[Spec], Index]] = {}
 
     def node(self, c: int) -> Node:
+        """The first member of a class; the others cost the same."""
         return self.space.graph.nodes[self.space.ties.first[c]]
 
     # specs
 
     def specs(self, c: int, dims: Dims, partial: tuple[int, ...] = ()) -> tuple[list[Spec], Index]:
+        """Distinct specs of an array at a class and which one each strategy gives it; remembered."""
         key = (c, dims, partial)
         if key not in self._specs:
             self._specs[key] = self.choices[c].specs(dims, partial, self.node(c).kind == "sum")
         return self._specs[key]
 
     def source_specs(self, edge: TiedEdge) -> tuple[list[Spec], Index]:
+        """Specs in which the edge's value is left, by the strategies of its source; may be unreduced."""
         node = self.space.graph.nodes[edge.first.source]
         reduction = node.partial.get(edge.first.value)
         return self.specs(edge.source, edge.first.have, reduction.factors if reduction else ())
 
     def target_specs(self, edge: TiedEdge) -> tuple[list[Spec], Index]:
+        """Specs in which the edge's value is wanted, by the strategies of its target."""
         return self.specs(edge.target, edge.first.want)
 
     def wire_bytes(self, edge: Edge) -> tuple[float, float]:
@@ -109,6 +123,7 @@ class MeshModel:
     # arrays
 
     def node_costs(self) -> list[Floats]:
+        """For each class (strategies,) seconds per step of all its members and of the edges between them."""
         space = self.space
         costs = []
         for c, members in enumerate(space.ties.members):

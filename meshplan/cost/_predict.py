@@ -74,6 +74,7 @@ class Chosen:
         return self._one[c]
 
     def spec(self, node: int, dims: Dims, partial: tuple[int, ...] = ()) -> Spec:
+        """Of an array at a node; `partial`: factors summed away whose axes leave it unreduced."""
         c = self.model.space.ties.class_of[node]
         key = (c, dims, partial)
         if key not in self._specs:
@@ -82,13 +83,16 @@ class Chosen:
         return self._specs[key]
 
     def source_spec(self, edge: Edge) -> Spec:
+        """The spec in which the edge's value is left."""
         reduction = self.graph.nodes[edge.source].partial.get(edge.value)
         return self.spec(edge.source, edge.have, reduction.factors if reduction else ())
 
     def target_spec(self, edge: Edge) -> Spec:
+        """The spec in which the edge's value is wanted."""
         return self.spec(edge.target, edge.want)
 
     def path(self, edge: Edge) -> tuple[Step, ...]:
+        """The steps along the edge; none for a value made of literals, which any device makes as wanted."""
         if self.graph.nodes[edge.source].free:
             return ()
         return self.model.rates.path(self.source_spec(edge), self.target_spec(edge))
@@ -165,7 +169,7 @@ class Chosen:
             node = self.model.node(c)
             alone = self.choices(members[0])
             seconds = node_seconds(self.graph.program, node, alone, self.model.rates)[0]
-            for r in node.inner:
+            for r in node.inner if not node.free else ():
                 over = alone.over(r.factors)
                 nbytes = self.graph.program.nbytes(r.value) / alone.shards(r.dims)
                 nbytes = nbytes * self.model.rates.emission.bytes_factor(self.graph.program.values[r.value].aval.dtype)
@@ -206,6 +210,7 @@ class Chosen:
         return held, np.cumsum(change)
 
     def predict(self) -> Prediction:
+        """All of it together."""
         found = list(self.collectives())
         flops, arithmetic = self.flops()
         held, usage = self.memory()
@@ -217,8 +222,8 @@ class Chosen:
         )
         return Prediction(
             collectives=tuple(c for c, _ in found), flops=flops, compute_seconds=self.compute_seconds(),
-            arithmetic_seconds=arithmetic, communication_seconds=sum(s for _, s in found), argument_bytes=arguments, peak_bytes=float(usage[peak]),
-            peak_position=peak, at_peak=tuple(live[:12]),
+            arithmetic_seconds=arithmetic, communication_seconds=sum(s for _, s in found), argument_bytes=arguments,
+            peak_bytes=float(usage[peak]), peak_position=peak, at_peak=tuple(live[:12]),
         )
 
 

@@ -47,6 +47,7 @@ class Rates:
         return (latency if nbytes >= COMBINED_BYTES else 0.0) + per_byte * nbytes
 
     def path(self, source: Spec, target: Spec) -> tuple[Step, ...]:
+        """`reshard_path`, remembered."""
         key = (source, target)
         if key not in self._paths:
             self._paths[key] = reshard_path(source, target, self.mesh)
@@ -143,4 +144,5 @@ class Rates:
 
     @property
     def kernel_seconds(self) -> float:
+        """Seconds to start one kernel."""
         return KERNEL_SECONDS[self.machine.chip.platform]

@@ -25,6 +25,7 @@ class Step:
 
     @property
     def reduces(self) -> bool:
+        """Whether the step completes a sum."""
         return self.kind in ("all-reduce", "reduce-scatter")
 
 

@@ -32,10 +32,14 @@ class Constraints:
 
 @dataclass(frozen=True, slots=True)
 class Evaluator:
+    """Evaluates a jaxpr under constraints on a mesh. `moved` remembers moves made in one body, so that equal ones
+    are made once; keys are those that `meshplan.program` gave the equations."""
+
     constraints: Constraints
     mesh: Any
 
     def constrain(self, x: Any, path: Path) -> Any:
+        """`x` through the specs one after the other."""
         for spec in path:
             x = jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec.partition_spec()))
         return x
@@ -51,11 +55,13 @@ class Evaluator:
         return moved[place][1]
 
     def made(self, outs: Sequence[Any], key: Key) -> list[Any]:
+        """Results as the operation is to leave them."""
         return [self.constrain(x, self.constraints.results.get((key, r), ())) for r, x in enumerate(outs)]
 
     def run(
         self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], prefix: Key, moved: dict[Any, Any]
     ) -> list[Any]:
+        """The jaxpr's results; `prefix` is the key of the equation whose body it is."""
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
 
@@ -68,10 +74,12 @@ class Evaluator:
         return [read(a) for a in jaxpr.outvars]
 
     def equation(self, eqn: Any, args: list[Any], key: Key, moved: dict[Any, Any]) -> Sequence[Any]:
+        """Results of one equation on operands that are as they were made."""
         with _jax.user_source(eqn):  # so that the compiler's collectives name the user's line
             return self.constrained_equation(eqn, args, key, moved)
 
     def constrained_equation(self, eqn: Any, args: list[Any], key: Key, moved: dict[Any, Any]) -> Sequence[Any]:
+        """Calls opened, loops, branches and rematerialised blocks with constrained bodies, the rest bound again."""
         body = _jax.call_body(eqn)
         if body is not None:
             inner, consts = _jax.open_jaxpr(body)
@@ -82,15 +90,19 @@ class Evaluator:
         if opener is not None:
             return opener(eqn, args, key, moved)
         wanted = [self.use(x, key, k, moved) for k, x in enumerate(args)]
+        if _jax.constraint_sharding(eqn) is not None:  # the user's own, for another mesh: the plan's spec instead
+            return self.made(wanted, key)
         return self.made(_jax.bind(eqn, wanted, {}), key)
 
     def remat(self, eqn: Any, args: list[Any], key: Key) -> Sequence[Any]:
+        """Bound again with its policy, so that the compiler does not merge the recomputation away."""
         inner, consts = _jax.open_jaxpr(eqn.params["jaxpr"])
-        body = self.retrace(inner, args, lambda *xs: self.run(inner, consts, xs, key, {}))
+        body = self.retrace(inner, lambda *xs: self.run(inner, consts, xs, key, {}))
         closed = _jax.body_like(eqn.params["jaxpr"], body)
         return _jax.bind(eqn, args, {"jaxpr": closed[0]}, closed[1])
 
     def scan(self, eqn: Any, args: list[Any], key: Key, moved: dict[Any, Any]) -> Sequence[Any]:
+        """Carries have one spec before, in and after the loop; slices and stacks are constrained in the body too."""
         n_consts, n_carry = _jax.scan_counts(eqn.params)
         inner, consts = _jax.open_jaxpr(eqn.params["jaxpr"])
         fixed, inits, stacks = args[:n_consts], args[n_consts : n_consts + n_carry], args[n_consts + n_carry :]
@@ -105,21 +117,24 @@ class Evaluator:
             back = [self.leave_carry(x, key, k, inside) for k, x in enumerate(outs[:n_carry])]
             return back + [self.use(x, (*key, -3, k), 0, inside) for k, x in enumerate(outs[n_carry:])]
 
-        new, extra = _jax.body_like(eqn.params["jaxpr"], self.retrace(inner, None, body))
+        new, extra = _jax.body_like(eqn.params["jaxpr"], self.retrace(inner, body))
         assert not extra, "a scan body closes over no new arrays"
         outs = _jax.bind(eqn, [*fixed, *inits, *stacks], {"jaxpr": new})
         finals = [self.made([x], (*key, -1, k))[0] for k, x in enumerate(outs[:n_carry])]
         return finals + [self.made([x], (*key, -3, k))[0] for k, x in enumerate(outs[n_carry:])]
 
     def enter_carry(self, x: Any, key: Key, k: int, moved: dict[Any, Any]) -> Any:
+        """The initial value of carry k on its way into the loop."""
         carry = (*key, -1, k)
         return self.made([self.use(x, carry, 0, moved)], carry)[0]
 
     def leave_carry(self, x: Any, key: Key, k: int, inside: dict[Any, Any]) -> Any:
+        """What the body makes of carry k on its way back to the body's beginning."""
         carry = (*key, -1, k)
         return self.made([self.use(x, carry, 1, inside)], carry)[0]
 
     def while_loop(self, eqn: Any, args: list[Any], key: Key, moved: dict[Any, Any]) -> Sequence[Any]:
+        """As `scan`; the condition reads the carries as they are."""
         n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         cond, cond_consts = _jax.open_jaxpr(eqn.params["cond_jaxpr"])
         body, body_consts = _jax.open_jaxpr(eqn.params["body_jaxpr"])
@@ -135,13 +150,14 @@ class Evaluator:
             return [self.leave_carry(x, key, k, inside) for k, x in enumerate(outs)]
 
         params = {
-            "cond_jaxpr": _jax.body_like(eqn.params["cond_jaxpr"], self.retrace(cond, None, new_cond))[0],
-            "body_jaxpr": _jax.body_like(eqn.params["body_jaxpr"], self.retrace(body, None, new_body))[0],
+            "cond_jaxpr": _jax.body_like(eqn.params["cond_jaxpr"], self.retrace(cond, new_cond))[0],
+            "body_jaxpr": _jax.body_like(eqn.params["body_jaxpr"], self.retrace(body, new_body))[0],
         }
         outs = _jax.bind(eqn, [*args[: n_cond + n_body], *inits], params)
         return [self.made([x], (*key, -1, k))[0] for k, x in enumerate(outs)]
 
     def cond(self, eqn: Any, args: list[Any], key: Key, moved: dict[Any, Any]) -> Sequence[Any]:
+        """Every branch leaves its results as the merged result is wanted."""
         branches = []
         for b, branch in enumerate(eqn.params["branches"]):
             inner, consts = _jax.open_jaxpr(branch)
@@ -151,13 +167,13 @@ class Evaluator:
                 outs = self.run(inner, consts, xs, (*key, b), inside)
                 return [self.use(x, (*key, -3, k), b, inside) for k, x in enumerate(outs)]
 
-            branches.append(_jax.body_like(branch, self.retrace(inner, None, body))[0])
+            branches.append(_jax.body_like(branch, self.retrace(inner, body))[0])
         outs = _jax.bind(eqn, args, {"branches": tuple(branches)})
         return [self.made([x], (*key, -3, k))[0] for k, x in enumerate(outs)]
 
     @staticmethod
-    def retrace(inner: Any, args: Sequence[Any] | None, body: Callable[..., list[Any]]) -> Any:
-        del args
+    def retrace(inner: Any, body: Callable[..., list[Any]]) -> Any:
+        """`body` traced on the shapes of the arguments of the body it replaces."""
         return jax.make_jaxpr(body)(*[_jax.abstract(v.aval) for v in inner.invars])
 
 

@@ -36,6 +36,9 @@ def planned_function(data: PlanData, program: Program, mesh: Any) -> Callable[..
     """The step under the plan's constraints: a function of the dynamic arguments, flat results unflattened."""
     flat = constrained(program.jaxpr, constraints_of(data, program), mesh)
 
+    def place(x: Any, spec: Spec) -> Any:
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec.partition_spec()))
+
     def planned(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))
         if tree != program.in_tree:
@@ -44,17 +47,20 @@ def planned_function(data: PlanData, program: Program, mesh: Any) -> Callable[..
                 f"found {tree}. Plan again for these arguments."
             )
         check_shapes(leaves, program)
+        if kwargs:  # jit takes no shardings for keyword arguments: they are stated where the step begins
+            leaves = [place(x, a.spec) for x, a in zip(leaves, data.arguments, strict=True)]
         outs = flat(*leaves)
         for j, result in enumerate(data.results):
             for spec in (*result.moves, result.spec):
-                if outs[j].ndim:
-                    outs[j] = jax.lax.with_sharding_constraint(outs[j], NamedSharding(mesh, spec.partition_spec()))
+                if jax.numpy.ndim(outs[j]):
+                    outs[j] = place(outs[j], spec)
         return jax.tree.unflatten(program.out_tree, outs)
 
     return planned
 
 
 def check_shapes(leaves: Sequence[Any], program: Program) -> None:
+    """Raise `ArgumentError` where an argument has another shape or dtype than the plan is for."""
     for leaf, planned in zip(leaves, program.args, strict=True):
         shape = tuple(jax.numpy.shape(leaf))
         dtype = str(leaf.dtype if hasattr(leaf, "dtype") else jax.numpy.result_type(leaf))
@@ -78,7 +84,6 @@ def jit_planned(data: PlanData, program: Program, call: Call, mesh: Any) -> Any:
     specs = [a.spec for a in data.arguments]
     in_args, _ = shardings(specs, program.in_tree, mesh)
     if kwargs:
-        # jit takes no shardings for keyword arguments: they are constrained where the step begins
         return jax.jit(
             planned, static_argnums=static or None, static_argnames=call.static_argnames or None,
             donate_argnums=call.donate_argnums, out_shardings=out_shardings,

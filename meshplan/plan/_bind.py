@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import numpy as np
 
@@ -15,14 +15,14 @@ MOST_TRIES = 3
 
 
 def keep_named(
-    node: int, choices: Choices, places: Mapping[str, Sequence[Place]], axes_of: Mapping[str, Axes]
+    nodes: Container[int], choices: Choices, places: Mapping[str, Sequence[Place]], axes_of: Mapping[str, Axes]
 ) -> np.ndarray:
-    """Which strategies of a node split every factor that is named as the name is."""
+    """Which strategies of tied nodes split every factor that is named at one of them as the name is."""
     ok = np.ones(len(choices), bool)
     for name, axes in axes_of.items():
         wanted = np.array([a in axes for a in choices.mesh.names])
         for at, factor in places[name]:
-            if at == node:
+            if at in nodes:
                 ok &= ((choices.assign == factor) == wanted).all(axis=1)
     return ok
 
@@ -42,7 +42,8 @@ def axes_in_use(chosen: Chosen, places: Mapping[str, Sequence[Place]]) -> dict[s
 
 
 def settle_names(
-    chosen: Chosen, places: Mapping[str, Sequence[Place]], solve: Callable[[Mapping[str, Axes]], tuple[Chosen, float] | None]
+    chosen: Chosen, places: Mapping[str, Sequence[Place]],
+    solve: Callable[[Mapping[str, Axes]], tuple[Chosen, float] | None],
 ) -> Chosen | None:
     """The answer solved again with every name at one set of axes; None where the names agree already.
 

@@ -54,7 +54,7 @@ def class_name(classes: DimClasses, c: int) -> str:
     if c in classes.names:
         return classes.names[c]
     known = {classes.batch: "batch", classes.sequence: "seq", classes.features: "embed"}
-    return known.get(c, f"dim{c}")
+    return known.get(c, "")
 
 
 def logical_rules(search: Search, found: Found) -> tuple[tuple[str, Axes], ...]:
@@ -66,7 +66,7 @@ def logical_rules(search: Search, found: Found) -> tuple[tuple[str, Axes], ...]:
             spec = found.chosen.spec(i, dims)
             for c, axes in zip(classes.dims(i, dims), spec.dims, strict=True):
                 name = class_name(classes, c)
-                if name and not name.startswith("dim"):
+                if name:
                     count = votes.setdefault(name, {})
                     count[axes] = count.get(axes, 0.0) + graph.program.nbytes(value) * node.count
     return tuple((name, max(sorted(count), key=lambda a: count[a])) for name, count in sorted(votes.items()))

@@ -31,6 +31,7 @@ def resolve_pins(pins: Mapping[str, Any], args: Sequence[Leaf]) -> dict[int, Spe
 
 
 def check_pins(pins: Mapping[int, Spec], args: Sequence[Leaf], mesh: MeshShape) -> None:
+    """Raise `SpecError` for a pin that the mesh cannot keep: unknown axis, indivisible dim, one axis on two dims."""
     for i, spec in pins.items():
         aval = args[i].aval
         check_spec(spec, aval.shape, aval.itemsize, mesh, f"pin on '{args[i].path}'")

@@ -9,7 +9,8 @@ from functools import lru_cache
 from pathlib import PurePath
 
 from meshplan.core import Axes, Collective, MachineError, MeshShape
-from meshplan.machine import Machine, collective_seconds
+from meshplan.cost import Rates
+from meshplan.machine import Machine
 from meshplan.plan._data import PlanData
 
 
@@ -49,7 +50,8 @@ def collective_costs(data: PlanData, chosen: Iterable[Collective] | None = None)
 def _seconds(machine: Machine | None, mesh: MeshShape, found: Iterable[Collective]) -> float | None:
     if machine is None or machine.devices != mesh.devices:
         return None
-    return sum(c.count * collective_seconds(machine, mesh, c.kind, c.nbytes, c.axes) for c in found)
+    rates = Rates(machine, mesh)
+    return sum(c.count * rates.seconds(c.kind, c.axes, c.nbytes) for c in found)
 
 
 @lru_cache(maxsize=64)

@@ -76,7 +76,7 @@ class Search:
             if extra is not None and not (about.arguments.keys() & self.pins.keys()):
                 ok &= extra(node, about, choices)
             if names:
-                ok &= keep_named(node, choices, self.places, names)
+                ok &= keep_named(self.space.ties.members[c], choices, self.places, names)
             return ok
 
         return wanted
@@ -153,7 +153,8 @@ class Search:
 
     def meshes(self, template: str | None = None) -> list[MeshShape]:
         """All mesh shapes worth a look, fewest axes first."""
-        named = pin_axes(self.pins, AXIS_NAMES[3][: self.options.max_axes], self.program.args)
+        known = dict.fromkeys(a for n, names in AXIS_NAMES.items() if n <= self.options.max_axes for a in names)
+        named = pin_axes(self.pins, tuple(known), self.program.args)
         shapes = legal_mesh_shapes(self.machine, self.options.max_axes)
         uniform = len(self.machine.levels) == 1 and self.machine.levels[0].kind == "switch"
         if uniform and not named and template not in TENSOR_TEMPLATES:

@@ -25,6 +25,7 @@ class Call:
     static_argnums: tuple[int, ...] = ()
     static_argnames: tuple[str, ...] = ()
     donate_argnums: tuple[int, ...] = ()
+    name: str = ""
 
     @property
     def dynamic(self) -> tuple[tuple[Any, ...], dict[str, Any]]:

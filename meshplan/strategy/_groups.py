@@ -14,7 +14,6 @@ from meshplan.program import CROSSINGS, Op, Program
 from meshplan.rules import Dims
 from meshplan.strategy._factors import FactorTable, Part, repeats, shifted
 
-
 Snapshot = tuple[int, dict[int, Part], set[int]]
 
 
@@ -201,7 +200,7 @@ class Grouper:
         self.merge_through(source, target, links)
 
     def merge_through(self, source: int, target: int, links: list[tuple[tuple[int, int], int]]) -> bool:
-        """Join group `source` into `target` through (use in the target, value of the source); False if the dims forbid."""
+        """Join group `source` into `target` through (use there, value of the source); False where the dims forbid."""
         a, b = self.drafts[source], self.drafts[target]
         assert a is not None and b is not None
         saved = b.snapshot()
