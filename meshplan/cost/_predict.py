@@ -112,7 +112,7 @@ class Chosen:
         for r in node.inner:
             over = self.choices(i).over(r.factors)[0]
             axes = tuple(n for n, used in zip(self.model.mesh.names, over, strict=True) if used)
-            if axes:
+            if self.model.mesh.size(axes) > 1:
                 local = self.graph.program.nbytes(r.value) / self.choices(i).shards(r.dims)[0]
                 yield self._collective("all-reduce", axes, local, node.count, r.value, r.op)
 
@@ -123,7 +123,7 @@ class Chosen:
         for step in self.path(edge):
             kind = self.model.rates.emission.kind(step)
             place = (edge.value, step.kind, step.axes, step.after, target.region, target.scope, edge.stored)
-            if kind is None or place in done:
+            if kind is None or place in done or self.model.mesh.size(step.axes) == 1:
                 continue
             done.add(place)
             local = (sums if step.reduces else moves) * step.fraction

@@ -13,9 +13,9 @@ from meshplan.cost._problem import FORBIDDEN, Floats
 from meshplan.cost._reshard import Step, canonical, reshard_path
 from meshplan.machine import Machine, collective_rate
 
-# What no hardware number covers: starting one kernel.
-# XLA combines neighbouring collectives below some tens of MB; one this small never goes alone
+# XLA combines neighbouring collectives below some tens of MB; one this small never goes alone.
 COMBINED_BYTES = 1 << 20
+# What no hardware number covers: starting one kernel.
 KERNEL_SECONDS = {"gpu": 3e-6, "tpu": 1e-6, "cpu": 5e-6}
 
 

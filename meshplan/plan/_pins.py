@@ -10,7 +10,7 @@ import numpy as np
 from meshplan.core import MeshShape, PinError, Spec, SpecError, check_entries, check_spec, nearest
 from meshplan.hints import find
 from meshplan.program import Leaf
-from meshplan.strategy import Choices, Graph, Node
+from meshplan.strategy import Choices, Graph, Node, enumerate_choices
 
 
 def resolve_pins(pins: Mapping[str, Any], args: Sequence[Leaf]) -> dict[int, Spec]:
@@ -35,6 +35,47 @@ def check_pins(pins: Mapping[int, Spec], args: Sequence[Leaf], mesh: MeshShape) 
     for i, spec in pins.items():
         aval = args[i].aval
         check_spec(spec, aval.shape, aval.itemsize, mesh, f"pin on '{args[i].path}'")
+
+
+def pinned_meshes(pins: Mapping[int, Spec], graph: Graph, meshes: Sequence[MeshShape]) -> list[MeshShape]:
+    """The meshes over which every pin can be kept, each by itself.
+
+    Raises `SpecError` where none is left: why the first cannot be split so, or which pin no strategy stores.
+    """
+    args, refused, found = graph.program.args, [], []
+    for mesh in meshes:
+        try:
+            check_pins(pins, args, mesh)
+        except SpecError as error:
+            refused.append(error)
+            continue
+        lost = [i for i, spec in pins.items() if not _can_store(graph, i, spec, mesh)]
+        if lost:
+            refused.append(SpecError(_never_stored(graph, lost[0], pins[lost[0]], mesh)))
+        else:
+            found.append(mesh)
+    if refused and not found:
+        raise refused[0]
+    return found
+
+
+def _can_store(graph: Graph, i: int, spec: Spec, mesh: MeshShape) -> bool:
+    node = graph.node_of_arg[i]
+    about = graph.nodes[node]
+    return bool(keep_pinned(node, about, enumerate_choices(about, mesh), {i: spec}).any())
+
+
+def _never_stored(graph: Graph, i: int, spec: Spec, mesh: MeshShape) -> str:
+    about = graph.nodes[graph.node_of_arg[i]]
+    whole = [
+        str(d) for d, factors in enumerate(about.arguments[i]) if spec.dims[d] and not about.whole.isdisjoint(factors)
+    ]
+    why = (
+        f"dim {' and '.join(whole)} stays whole, as the dim that a scan runs over has to; split another dim"
+        if whole
+        else f"the axes of one dim go in the mesh's order ({', '.join(mesh.names)}) and a dim of one entry takes none"
+    )
+    return f"pin on '{graph.program.args[i].path}' says {spec}, which no strategy stores: {why}."
 
 
 def pin_axes(pins: Mapping[int, Spec], known: Sequence[str], args: Sequence[Leaf]) -> set[str]:

@@ -12,7 +12,7 @@ from meshplan.core import Axes, MemoryLimitError, MeshError, MeshShape, Spec, fo
 from meshplan.cost import Chosen, MeshModel, Prediction, Solution, Space
 from meshplan.machine import Machine, legal_mesh_shapes
 from meshplan.plan._bind import keep_named, settle_names
-from meshplan.plan._pins import check_pins, keep_pinned, pin_axes, pin_marks
+from meshplan.plan._pins import keep_pinned, pin_axes, pin_marks, pinned_meshes
 from meshplan.program import Program
 from meshplan.solve import minimum_peak, solve
 from meshplan.solve._descend import descend
@@ -34,7 +34,8 @@ MEMORY_ROUNDS = 8
 ROWS_PER_ROUND = 6
 EXACT_ENTRIES = 400_000  # edge table entries up to which the exact solver is given its full time
 SMALL_ENTRIES = 150_000  # and up to which it takes no time worth saving
-HEDGES = (0.25, 0.0)  # weights of memory traffic that are planned for beside 1
+HEDGES = (0.25,)  # weights of memory traffic that are planned for beside 1
+EXACT_GAP, GOOD_GAP = 1e-6, 1e-3  # relative gaps that end the exact solver
 CLOSE, MOST_PROVEN = 0.01, 2  # meshes this close to the fastest, and how many of them, are solved with more care
 
 KeepNode = Callable[[int, Node, Choices], np.ndarray]
@@ -89,7 +90,6 @@ class Search:
 
         `known`: answers to start from. Not `exact`: good strategies without a proof, in a fraction of the time.
         """
-        check_pins(self.pins, self.program.args, mesh)
         model = MeshModel(self.space, self.machine, mesh, self.keep(template, names), traffic)
         if any(len(c) == 0 for c in model.choices):
             return None
@@ -129,7 +129,8 @@ class Search:
         seconds = self.options.solver_seconds
         entries = sum(table.size for table in problem.edge_costs)
         if entries <= (EXACT_ENTRIES if exact else SMALL_ENTRIES):
-            return solve(problem, seconds=seconds, warm_starts=starts)
+            gap = EXACT_GAP if exact else GOOD_GAP
+            return solve(problem, seconds=seconds, warm_starts=starts, relative_gap=gap)
         coordinates = [c.assign for c in model.choices]
         warm = [descend(problem, coordinates, start, seconds=seconds) for start in starts]
         best = min(warm, key=lambda w: (not w.feasible, w.cost))
@@ -153,8 +154,8 @@ class Search:
 
     def meshes(self, template: str | None = None) -> list[MeshShape]:
         """All mesh shapes worth a look, fewest axes first."""
-        known = dict.fromkeys(a for n, names in AXIS_NAMES.items() if n <= self.options.max_axes for a in names)
-        named = pin_axes(self.pins, tuple(known), self.program.args)
+        given = {a for n, names in AXIS_NAMES.items() if n <= self.options.max_axes for a in names}
+        named = pin_axes(self.pins, [a for a in AXIS_NAMES[3] if a in given], self.program.args)
         shapes = legal_mesh_shapes(self.machine, self.options.max_axes)
         uniform = len(self.machine.levels) == 1 and self.machine.levels[0].kind == "switch"
         if uniform and not named and template not in TENSOR_TEMPLATES:
@@ -173,7 +174,7 @@ class Search:
         fitting = [f for f in everything if f.feasible] or everything
         least = min((f.prediction.step_seconds for f in fitting), default=0.0)
         close = sorted(
-            (f for f in fitting if f.gap > 1e-6 and f.prediction.step_seconds <= least * (1 + CLOSE)),
+            (f for f in fitting if f.gap > EXACT_GAP and f.prediction.step_seconds <= least * (1 + CLOSE)),
             key=lambda f: f.prediction.step_seconds,
         )[:MOST_PROVEN]
         better = {id(f): self.at(f.mesh, template, [f]) or f for f in close}
@@ -187,6 +188,7 @@ class Search:
     def best(self, meshes: Sequence[MeshShape], template: str | None = None) -> tuple[Found, list[Found]]:
         """(the fastest that fits, all). Raises `MemoryLimitError` where none fits, unless a template is asked for."""
         everything: list[Found] = []
+        meshes = pinned_meshes(self.pins, self.graph, meshes)
         for mesh in meshes:
             found = self.at(mesh, template, everything[-3:], exact=len(meshes) == 1)
             if found is not None:
@@ -216,12 +218,12 @@ class Search:
         """Of plans for several amounts of hidden memory traffic the one that regrets least.
 
         How much of it a compiled program hides behind arithmetic and communication is not known when
-        planning. The extremes are all and nothing; the regret of a plan is how much longer than the best
-        it takes, in the extreme that suits it least.
+        planning. The regret of a plan is how much longer than the best it takes, at the extreme (all or
+        nothing hidden) that suits it least.
         """
         tried = [found]
         for traffic in HEDGES:
-            other = self.at(found.mesh, None, [found], exact=True, traffic=traffic)
+            other = self.at(found.mesh, None, [found], exact=False, traffic=traffic)
             if other is not None and other.feasible:
                 tried.append(other)
         serial = min(f.prediction.step_seconds for f in tried)

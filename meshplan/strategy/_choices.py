@@ -31,6 +31,7 @@ class Choices:
         return len(self.assign)
 
     def take(self, keep: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Choices:
+        """Some of the strategies, by mask or by number."""
         return Choices(self.mesh, self.assign[keep], self.split[keep])
 
     def shards(self, dims: Dims | Iterable[int]) -> npt.NDArray[np.float64]:
@@ -89,6 +90,7 @@ def enumerate_choices(node: Node, mesh: MeshShape) -> Choices:
 
 
 def _divisors(options: list[int], node: Node, size: int) -> list[int]:
+    """What an axis of this size may be given to."""
     return [f for f in options if f < 0 or node.sizes[f] % size == 0]
 
 

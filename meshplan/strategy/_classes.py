@@ -32,6 +32,7 @@ class DimClasses:
 
 
 def dim_classes(graph: Graph) -> DimClasses:
+    """Factors joined where a value passes between nodes with the same cut; names and roles by majority."""
     parent: dict[Factor, Factor] = {}
 
     def find(x: Factor) -> Factor:
@@ -61,12 +62,16 @@ def dim_classes(graph: Graph) -> DimClasses:
 
 
 def _data_classes(graph: Graph, of: Mapping[Factor, int]) -> tuple[int, int]:
-    """Classes of dims 0 and 1 of the arguments that are not carried to the next step."""
+    """Classes of dims 0 and 1 of the arguments that are not carried to the next step.
+
+    Dim 1 is a sequence in token ids and in arrays of more than two dims; [batch, features] has none.
+    """
     votes: list[dict[int, int]] = [{}, {}]
     for i, leaf in enumerate(graph.program.args):
         if leaf.pair < 0:
             node = graph.node_of_arg[i]
-            for d, factors in enumerate(graph.nodes[node].arguments[i][:2]):
+            sequences = len(leaf.aval.shape) > 2 or leaf.aval.dtype.startswith(("int", "uint"))
+            for d, factors in enumerate(graph.nodes[node].arguments[i][: 1 + sequences]):
                 if factors:
                     c = of[node, factors[0]]
                     votes[d][c] = votes[d].get(c, 0) + leaf.aval.size

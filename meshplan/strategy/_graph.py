@@ -75,6 +75,8 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
+    """Nodes and edges, and where to find a value, an operation, an argument or a result among the nodes."""
+
     program: Program
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
@@ -150,6 +152,8 @@ def kept_inside(program: Program, group: Group, outside: dict[int, Dims]) -> dic
 
 
 class _Builder:
+    """Nodes first (arguments, groups and crossings in the program's order), then the edges between them."""
+
     def __init__(self, program: Program, sums: frozenset[int]) -> None:
         self.program = program
         self.nodes: list[Node] = []
@@ -195,6 +199,7 @@ class _Builder:
         self.node_of_arg[i] = self.add(node)
 
     def add_crossing(self, op: Op) -> None:
+        """A node for a value at a region's edge; a piece of a stored stack lives where the stack is stored."""
         operand, result = op.operands[0], op.results[0]
         inner = op.rule.results[0]
         source = self.owner.get(operand) if operand is not None else None
@@ -214,6 +219,7 @@ class _Builder:
         self.crossings[index] = (op, op.rule.operands[0])
 
     def add_group(self, group: Group) -> None:
+        """A node for a group: what leaves it, which sums it may leave undone, which it completes."""
         program, first = self.program, self.program.ops[group.ops[0]]
         inside = set(group.ops)
         results = {leaf.value for leaf in program.results}
@@ -282,6 +288,7 @@ class _Builder:
         self.drop_empty()
 
     def uses_of(self, value: int, uses: list[tuple[int, int]]) -> list[Edge]:
+        """An edge to every node that reads the value, one per way it is wanted; `have` is still open."""
         source = self.owner[value]
         found: dict[tuple[int, Dims], Edge] = {}
         for op_index, k in uses:
@@ -309,6 +316,7 @@ class _Builder:
         return list(found.values())
 
     def add_result(self, j: int, edges: list[Edge]) -> None:
+        """The way of result j into its donated argument's place, or into a node of its own."""
         leaf = self.program.results[j]
         assert leaf.value is not None
         source = self.owner[leaf.value]
@@ -326,6 +334,7 @@ class _Builder:
         ))
 
     def add_edges(self, value: int, edges: list[Edge]) -> None:
+        """Close a value's edges; a sum read in several nodes, and anchors of one place, share a view."""
         source = self.owner[value]
         node = self.nodes[source]
         have = self.have(node, value)
@@ -345,6 +354,7 @@ class _Builder:
         self.edges += [replace(e, source=source, have=have) for e in edges if id(e) not in shared]
 
     def have(self, node: Node, value: int) -> Dims:
+        """Dims of a value where it is made or stored."""
         if value in node.values:
             return node.values[value]
         return next(d for i, d in node.arguments.items() if self.program.args[i].value == value)
@@ -352,6 +362,7 @@ class _Builder:
     def add_view(
         self, source: int, value: int, have: Dims, count: float, region: int, scope: int, edges: list[Edge]
     ) -> tuple[int, Dims]:
+        """A new view with the edge into it; returns (node, dims of the value there)."""
         sizes, dims = factors_of_shape(self.program.values[value].aval.shape)
         position = min((e.uses[0][0] for e in edges if e.uses), default=len(self.program.ops))
         view = Node(kind="view", sizes=sizes, count=count, region=region, scope=scope, position=position)

@@ -99,7 +99,7 @@ def check(about: Case, mesh: dict[str, int], templates: tuple[str, ...]) -> dict
     shapes = jax.eval_shape(lambda: (about.params, about.batch))
     plans = mp.compare(about.step, *shapes, machine="cpu:8", mesh=mesh, templates=templates, options=QUICK).plans
     assert tuple(plans) == ("plan", *templates)
-    different = {(p.data.arguments, p.data.results, p.data.ops): (name, p) for name, p in reversed(plans.items())}
+    different = {(p.data.arguments, p.data.results, p.data.ops): (name, p) for name, p in reversed(list(plans.items()))}
     found = [fault for name, plan in different.values() for fault in faults(name, plan, about)]
     assert not found, "\n".join(found)
     return dict(plans)
