@@ -64,13 +64,17 @@ def sgd_step(params: Any, x: jax.Array, y: jax.Array) -> tuple[Any, jax.Array]:
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
 
 
-def adam_step(state: Any, x: jax.Array, y: jax.Array) -> tuple[Any, jax.Array]:
+def adam(state: Any, grads: Any) -> Any:
     """Adam without its step count: `state` holds params, mu and nu of one structure."""
-    loss, grads = jax.value_and_grad(mlp_loss)(state["params"], x, y)
     mu = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state["mu"], grads)
     nu = jax.tree.map(lambda n, g: 0.99 * n + 0.01 * g * g, state["nu"], grads)
     params = jax.tree.map(lambda p, m, n: p - 1e-3 * m / (jnp.sqrt(n) + 1e-8), state["params"], mu, nu)
-    return {"params": params, "mu": mu, "nu": nu}, loss
+    return {"params": params, "mu": mu, "nu": nu}
+
+
+def adam_step(state: Any, x: jax.Array, y: jax.Array) -> tuple[Any, jax.Array]:
+    loss, grads = jax.value_and_grad(mlp_loss)(state["params"], x, y)
+    return adam(state, grads), loss
 
 
 def mlp_args(layers: int, *, batch: int = 32, width: int = 16, hidden: int = 64) -> tuple[Any, ...]:
@@ -109,19 +113,28 @@ def block(params: Any, x: jax.Array, heads: int) -> jax.Array:
     return x + jax.nn.gelu(norm(x) @ params["up"]) @ params["down"]
 
 
-def block_step(params: Any, tokens: jax.Array, heads: int = 4) -> tuple[Any, jax.Array]:
-    """Next-token loss of one block over an embedding that is also the output; returns new parameters and the loss."""
+def block_loss(params: Any, tokens: jax.Array, heads: int = 4) -> jax.Array:
+    """Next-token loss of one block over an embedding that is also the output."""
+    x = block(params["block"], params["embed"][tokens], heads)
+    logits = x[:, :-1] @ params["embed"].T
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], axis=-1))
 
-    def loss(p: Any) -> jax.Array:
-        x = block(p["block"], p["embed"][tokens], heads)
-        logits = x[:, :-1] @ p["embed"].T
-        picked = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], axis=-1)
-        return -jnp.mean(picked)
 
-    value, grads = jax.value_and_grad(loss)(params)
+def block_step(params: Any, tokens: jax.Array) -> tuple[Any, jax.Array]:
+    value, grads = jax.value_and_grad(block_loss)(params, tokens)
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
 
 
+def adam_block_step(state: Any, tokens: jax.Array) -> tuple[Any, jax.Array]:
+    value, grads = jax.value_and_grad(block_loss)(state["params"], tokens)
+    return adam(state, grads), value
+
+
 def block_args(*, batch: int = 8, seq: int = 8, width: int = 16, vocab: int = 32) -> tuple[Any, ...]:
-    params = {"embed": f32(vocab, width), "block": block_params(width, 4, 8, 64)}
+    params = {"embed": f32(vocab, width), "block": block_params(width, 4, width // 2, 4 * width)}
     return params, jax.ShapeDtypeStruct((batch, seq), jnp.int32)
+
+
+def adam_block_args(**sizes: int) -> tuple[Any, ...]:
+    params, tokens = block_args(**sizes)
+    return {"params": params, "mu": params, "nu": params}, tokens

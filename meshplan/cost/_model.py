@@ -19,13 +19,20 @@ from meshplan.cost._nodes import node_seconds
 from meshplan.cost._problem import FORBIDDEN, Floats, Problem
 from meshplan.cost._rates import Rates
 from meshplan.machine import Machine
-from meshplan.program import Program
+from meshplan.program import STACK, Program
 from meshplan.rules import Aval, Dims
 from meshplan.strategy import Choices, Edge, Graph, Node, Ties, enumerate_choices
 
 Index = npt.NDArray[np.int64]
 Keep = Callable[[int, Node, Choices], npt.NDArray[np.bool_]]
-SMALL_COPY = 1 << 20  # resharded copies below this many bytes are not worth a memory row's entry
+# Resharded copies below this many bytes, and this part of the limit, are not worth a memory row's entry.
+SMALL_COPY, SMALL_PART = 1 << 20, 1e-3
+
+
+# What memory traffic beyond arithmetic counts in the search. Plans are ranked by arithmetic and
+# communication, as audits price compiled modules; how much traffic fusion and overlap leave exposed is
+# not known when planning, so that it only decides between plans that are close.
+TRAFFIC = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +40,15 @@ class Space:
     """What is known before any mesh: the graph, its ties, when values live.
 
     `held[node]`: values that take memory of their own there, with their dims; a result in a
-    donated argument's place takes none.
+    donated argument's place takes none. `put_away`: nodes whose results are only stacked or stored,
+    such as gradients on their way to the optimizer.
     """
 
     graph: Graph
     ties: Ties
     live: Liveness
     held: tuple[dict[int, Dims], ...]
+    put_away: frozenset[int]
 
     @classmethod
     def of(cls, graph: Graph, ties: Ties) -> Space:
@@ -50,7 +59,7 @@ class Space:
         for e in graph.edges:
             if graph.nodes[e.source].free and graph.nodes[e.target].kind == "result":
                 held[e.target][e.value] = e.want  # made of literals, but it leaves the step
-        return cls(graph, ties, liveness(graph), tuple(held))
+        return cls(graph, ties, liveness(graph), tuple(held), _put_away(graph))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +79,7 @@ class MeshModel:
     """
 
     def __init__(
-        self, space: Space, machine: Machine, mesh: MeshShape, keep: Keep | None = None, traffic: float = 1.0
+        self, space: Space, machine: Machine, mesh: MeshShape, keep: Keep | None = None, traffic: float = TRAFFIC
     ) -> None:
         self.space, self.machine, self.mesh, self.traffic = space, machine, mesh, traffic
         self.rates = Rates(machine, mesh)
@@ -120,6 +129,10 @@ class MeshModel:
         sums = aval.nbytes * emission.bytes_factor(aval.dtype)
         return sums, moved.nbytes * emission.bytes_factor(moved.dtype, into_dot)
 
+    def waits(self, edge: Edge) -> bool:
+        """Whether the program needs the value at once: not where it is only put away, stacked or stored."""
+        return not (edge.stored or edge.target in self.space.put_away)
+
     # arrays
 
     def node_costs(self) -> list[Floats]:
@@ -139,14 +152,14 @@ class MeshModel:
         (sources, i), (targets, j) = self.source_specs(edge), self.target_specs(edge)
         if self.node(edge.source).free:
             return np.zeros((len(i), len(j)))
-        small = self.rates.table(sources, targets, *self.wire_bytes(edge.first))
+        small = self.rates.table(sources, targets, *self.wire_bytes(edge.first), waits=self.waits(edge.first))
         small = np.where(small >= FORBIDDEN, FORBIDDEN, small * edge.first.count * len(edge.members))
         return small[np.ix_(i, j)]
 
-    def copy_table(self, edge: TiedEdge) -> Floats | None:
-        """Local bytes of the resharded copy that one member of the edge makes, None where never worth counting."""
+    def copy_table(self, edge: TiedEdge, least: float) -> Floats | None:
+        """Local bytes of the resharded copy that a member of the edge makes; None below `least` bytes or if none."""
         nbytes = self.space.graph.program.nbytes(edge.first.value)
-        if nbytes < SMALL_COPY or self.node(edge.source).free or edge.first.stored:
+        if nbytes < least or self.node(edge.source).free or edge.first.stored:
             return None
         (sources, i), (targets, j) = self.source_specs(edge), self.target_specs(edge)
         local = np.array([nbytes / t.shards(self.mesh) for t in targets])
@@ -172,7 +185,7 @@ class MeshModel:
                 pairs[key] = pairs[key] + table if key in pairs else table
         index = {key: k for k, key in enumerate(pairs)}
         if rows:
-            copies = self._copy_rows(rows)
+            copies = self._copy_rows(rows, min(SMALL_COPY, SMALL_PART * limit))
             for key, (table, which, weights) in copies.items():
                 e = index[key]
                 edge_usages[e], edge_rows[e], edge_weights[e] = table, which, weights
@@ -200,13 +213,13 @@ class MeshModel:
             weights.append(live[used] / whole if whole else live[used])
         return usages, which, weights
 
-    def _copy_rows(self, rows: Sequence[int]) -> Mapping[tuple[int, int], tuple[Floats, Index, Floats]]:
+    def _copy_rows(self, rows: Sequence[int], least: float) -> Mapping[tuple[int, int], tuple[Floats, Index, Floats]]:
         out: dict[tuple[int, int], tuple[Floats, Index, Floats]] = {}
         for edge in self.edges:
             key = (edge.source, edge.target)
             if edge.source == edge.target or key in out:
                 continue  # one copy between two classes at a time: the largest comes first
-            table = self.copy_table(edge)
+            table = self.copy_table(edge, least)
             if table is None:
                 continue
             live = np.zeros(len(rows))
@@ -262,3 +275,19 @@ def _held(graph: Graph, node: Node, aliased: set[int | None]) -> dict[int, Dims]
         if value is not None:
             held[value] = dims
     return held
+
+
+def _put_away(graph: Graph) -> frozenset[int]:
+    outgoing: dict[int, list[Edge]] = {}
+    for e in graph.edges:
+        outgoing.setdefault(e.source, []).append(e)
+    found = {i for i, n in enumerate(graph.nodes) if n.arguments and n.kind == "chain"}
+    for i, n in enumerate(graph.nodes):
+        stacks = [v for v in n.values if graph.program.ops[graph.program.values[v].op].primitive == STACK]
+        if n.kind == "crossing" and stacks:
+            found.add(i)
+    # operations come after what they read: backwards, every node after all that it feeds
+    for i in sorted(outgoing, key=lambda i: -graph.nodes[i].position):
+        if graph.nodes[i].kind in ("chain", "view") and all(e.stored or e.target in found for e in outgoing[i]):
+            found.add(i)
+    return frozenset(found)

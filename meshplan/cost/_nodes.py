@@ -17,23 +17,27 @@ from meshplan.program import Op, Program
 from meshplan.strategy import Choices, Node
 
 
-def node_seconds(
-    program: Program, node: Node, choices: Choices, rates: Rates, traffic: float = 1.0
-) -> Floats:
-    """(strategies,) seconds per step."""
+def node_seconds(program: Program, node: Node, choices: Choices, rates: Rates, traffic: float = 1.0) -> Floats:
+    """(strategies,) seconds per step, the sums inside included."""
+    total = compute_seconds(program, node, choices, rates, traffic)
+    for reduction in node.inner if not node.free else ():
+        nbytes = program.nbytes(reduction.value) * rates.emission.bytes_factor(
+            program.values[reduction.value].aval.dtype
+        )
+        over = choices.over(reduction.factors)
+        total = total + node.count * rates.all_reduce(over, nbytes / choices.shards(reduction.dims))
+    return total
+
+
+def compute_seconds(program: Program, node: Node, choices: Choices, rates: Rates, traffic: float = 1.0) -> Floats:
+    """(strategies,) seconds per step of the computation alone."""
     total = np.zeros(len(choices))
     if node.group is None or node.free:
         return total
     if node.kind == "chain":
-        total += traffic * _chain_seconds(program, node, choices, rates)
-    else:
-        for index in node.group.ops:
-            total += _op_seconds(program.ops[index], node, choices, rates, traffic)
-    for reduction in node.inner:
-        nbytes = program.nbytes(reduction.value) * rates.emission.bytes_factor(
-            program.values[reduction.value].aval.dtype
-        )
-        total += rates.all_reduce(choices.over(reduction.factors), nbytes / choices.shards(reduction.dims))
+        return node.count * traffic * _chain_seconds(program, node, choices, rates)
+    for index in node.group.ops:
+        total += _op_seconds(program.ops[index], node, choices, rates, traffic)
     return total * node.count
 
 

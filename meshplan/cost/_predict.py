@@ -6,14 +6,16 @@ made once, as the compiled program makes them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from meshplan.core import Collective, Spec
-from meshplan.cost._model import MeshModel, copy_span
-from meshplan.cost._nodes import node_seconds, op_flops
+from meshplan.core import Axes, Collective, CollectiveKind, Spec
+from meshplan.cost._model import TRAFFIC, MeshModel, copy_span
+from meshplan.cost._nodes import compute_seconds, op_flops
+from meshplan.cost._rates import COMBINED_BYTES, SMALL_BYTES
 from meshplan.cost._reshard import Step
 from meshplan.rules import Dims
 from meshplan.strategy import Choices, Edge, Node
@@ -33,13 +35,14 @@ class Held:
 class Prediction:
     """Per device and step. `peak_bytes` counts arguments, results and temporaries; `at_peak` the largest.
 
-    `compute_seconds` is a roofline, memory traffic included; `arithmetic_seconds` FLOPs at peak rate alone.
+    `compute_seconds`: FLOPs at the peak rates. `traffic_seconds`: what memory traffic adds to them in a roofline,
+    as if nothing hid it.
     """
 
     collectives: tuple[Collective, ...]
     flops: float
     compute_seconds: float
-    arithmetic_seconds: float
+    traffic_seconds: float
     communication_seconds: float
     argument_bytes: float
     peak_bytes: float
@@ -48,13 +51,22 @@ class Prediction:
 
     @property
     def step_seconds(self) -> float:
-        """Nothing hidden: computation, its memory traffic and communication one after the other."""
+        """Arithmetic and communication one after the other, memory traffic hidden: as `Audit.seconds`."""
         return self.compute_seconds + self.communication_seconds
 
     @property
-    def least_seconds(self) -> float:
-        """All memory traffic hidden: arithmetic and communication."""
-        return self.arithmetic_seconds + self.communication_seconds
+    def score(self) -> float:
+        """What the search makes least."""
+        return self.step_seconds + TRAFFIC * self.traffic_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """A collective and where it runs. `combines`: the compiler may merge it with its like in the same region."""
+
+    collective: Collective
+    region: int
+    combines: bool
 
 
 class Chosen:
@@ -99,8 +111,8 @@ class Chosen:
 
     # collectives
 
-    def collectives(self) -> Iterator[tuple[Collective, float]]:
-        """Every collective with its seconds per step."""
+    def collectives(self) -> Iterator[Emitted]:
+        """Every collective of a step."""
         for i, node in enumerate(self.graph.nodes):
             if not node.free:
                 yield from self._reductions(i, node)
@@ -108,43 +120,60 @@ class Chosen:
         for edge in self.graph.edges:
             yield from self._moves(edge, done)
 
-    def _reductions(self, i: int, node: Node) -> Iterator[tuple[Collective, float]]:
+    def communication_seconds(self, emitted: Sequence[Emitted]) -> float:
+        """Bytes at the links' rates, and a latency for each collective that is left after combining."""
+        rates, total = self.model.rates, 0.0
+        together: dict[tuple[CollectiveKind, Axes, int], list[Collective]] = {}
+        for e in emitted:
+            c = e.collective
+            latency, per_byte = rates.collective(c.kind, c.axes)
+            total += per_byte * c.total_bytes
+            if e.combines:
+                together.setdefault((c.kind, c.axes, e.region), []).append(c)
+            else:
+                total += latency * c.count
+        for (kind, axes, _), found in together.items():
+            runs = min(len(found), max(1, math.ceil(sum(c.nbytes for c in found) / COMBINED_BYTES)))
+            total += rates.collective(kind, axes)[0] * runs * max(c.count for c in found)
+        return total
+
+    def _reductions(self, i: int, node: Node) -> Iterator[Emitted]:
         for r in node.inner:
             over = self.choices(i).over(r.factors)[0]
             axes = tuple(n for n, used in zip(self.model.mesh.names, over, strict=True) if used)
-            if self.model.mesh.size(axes) > 1:
+            if axes:
+                dtype = self.graph.program.values[r.value].aval.dtype
                 local = self.graph.program.nbytes(r.value) / self.choices(i).shards(r.dims)[0]
-                yield self._collective("all-reduce", axes, local, node.count, r.value, r.op)
+                nbytes = local * self.model.rates.emission.bytes_factor(dtype)
+                found = self._collective("all-reduce", axes, nbytes, node.count, r.value, r.op)
+                yield Emitted(found, node.region, nbytes < SMALL_BYTES)
 
-    def _moves(self, edge: Edge, done: set[object]) -> Iterator[tuple[Collective, float]]:
+    def _moves(self, edge: Edge, done: set[object]) -> Iterator[Emitted]:
         target = self.graph.nodes[edge.target]
         at = self.graph.program.values[edge.value].op
         sums, moves = self.model.wire_bytes(edge)
         for step in self.path(edge):
             kind = self.model.rates.emission.kind(step)
             place = (edge.value, step.kind, step.axes, step.after, target.region, target.scope, edge.stored)
-            if kind is None or place in done or self.model.mesh.size(step.axes) == 1:
+            if kind is None or place in done:
                 continue
             done.add(place)
-            local = (sums if step.reduces else moves) * step.fraction
+            nbytes = (sums if step.reduces else moves) * step.fraction
             use = edge.uses[0][0] if edge.uses else at
-            op = at if step.reduces else use
-            yield self._collective(kind, step.axes, local, edge.count, edge.value, op, wire=1.0)
+            found = self._collective(kind, step.axes, nbytes, edge.count, edge.value, at if step.reduces else use)
+            combines = step.reduces and (nbytes < SMALL_BYTES or not self.model.waits(edge))
+            yield Emitted(found, target.region, combines)
 
     def _collective(
-        self, kind: str, axes: tuple[str, ...], local: float, count: float, value: int, op: int,
-        wire: float | None = None,
-    ) -> tuple[Collective, float]:
+        self, kind: CollectiveKind, axes: Axes, nbytes: float, count: float, value: int, op: int
+    ) -> Collective:
         program, rates = self.graph.program, self.model.rates
-        dtype = program.values[value].aval.dtype
-        nbytes = local * (rates.emission.bytes_factor(dtype) if wire is None else wire)
         about = program.ops[op] if op >= 0 else None
-        found = Collective(
-            kind=kind, nbytes=round(nbytes), group_size=self.model.mesh.size(axes), count=count, axes=axes,  # type: ignore[arg-type]
-            dtype=rates.emission.dtype(dtype), source=about.source if about else "",
+        return Collective(
+            kind=kind, nbytes=round(nbytes), group_size=self.model.mesh.size(axes), count=count, axes=axes,
+            dtype=rates.emission.dtype(program.values[value].aval.dtype), source=about.source if about else "",
             op_name=" ".join(filter(None, (about.primitive if about else "", program.values[value].path))),
         )
-        return found, rates.seconds(kind, axes, nbytes) * count  # type: ignore[arg-type]
 
     # compute and memory
 
@@ -162,20 +191,13 @@ class Chosen:
                         seconds += count / chip.flops_for(self.graph.program.ops[op].view.operands[0].dtype)
         return total, seconds
 
-    def compute_seconds(self) -> float:
-        """Computation alone, without the sums inside nodes."""
-        total = 0.0
-        for c, members in enumerate(self.model.space.ties.members):
-            node = self.model.node(c)
-            alone = self.choices(members[0])
-            seconds = node_seconds(self.graph.program, node, alone, self.model.rates)[0]
-            for r in node.inner if not node.free else ():
-                over = alone.over(r.factors)
-                nbytes = self.graph.program.nbytes(r.value) / alone.shards(r.dims)
-                nbytes = nbytes * self.model.rates.emission.bytes_factor(self.graph.program.values[r.value].aval.dtype)
-                seconds -= self.model.rates.all_reduce(over, nbytes)[0] * node.count
-            total += seconds * len(members)
-        return total
+    def roofline_seconds(self) -> float:
+        """Computation with all its memory traffic, without the sums inside nodes."""
+        program, rates = self.graph.program, self.model.rates
+        return sum(
+            float(compute_seconds(program, self.model.node(c), self.choices(members[0]), rates)[0]) * len(members)
+            for c, members in enumerate(self.model.space.ties.members)
+        )
 
     def held(self) -> list[Held]:
         """Everything that takes memory, with its time."""
@@ -221,8 +243,9 @@ class Chosen:
             for i, n in self.graph.node_of_arg.items()
         )
         return Prediction(
-            collectives=tuple(c for c, _ in found), flops=flops, compute_seconds=self.compute_seconds(),
-            arithmetic_seconds=arithmetic, communication_seconds=sum(s for _, s in found), argument_bytes=arguments,
+            collectives=tuple(e.collective for e in found), flops=flops, compute_seconds=arithmetic,
+            traffic_seconds=max(0.0, self.roofline_seconds() - arithmetic),
+            communication_seconds=self.communication_seconds(found), argument_bytes=arguments,
             peak_bytes=float(usage[peak]), peak_position=peak, at_peak=tuple(live[:12]),
         )
 

@@ -13,13 +13,13 @@ from meshplan.cost._problem import FORBIDDEN, Floats
 from meshplan.cost._reshard import Step, canonical, reshard_path
 from meshplan.machine import Machine, collective_rate
 
-# XLA combines neighbouring collectives below some tens of MB; one this small never goes alone.
-COMBINED_BYTES = 1 << 20
+# XLA combines neighbouring reductions up to some tens of MB; one below SMALL_BYTES never goes alone.
+SMALL_BYTES, COMBINED_BYTES = 1 << 20, 30 << 20
 # What no hardware number covers: starting one kernel.
 KERNEL_SECONDS = {"gpu": 3e-6, "tpu": 1e-6, "cpu": 5e-6}
 
 
-Linear = tuple[float, float, float]
+Linear = tuple[float, float, float, float]
 
 
 class Rates:
@@ -44,7 +44,7 @@ class Rates:
     def seconds(self, kind: CollectiveKind, axes: Axes, nbytes: float) -> float:
         """Of one collective; a small one shares the latency of those it is combined with."""
         latency, per_byte = self.collective(kind, axes)
-        return (latency if nbytes >= COMBINED_BYTES else 0.0) + per_byte * nbytes
+        return (latency if nbytes >= SMALL_BYTES else 0.0) + per_byte * nbytes
 
     def path(self, source: Spec, target: Spec) -> tuple[Step, ...]:
         """`reshard_path`, remembered."""
@@ -54,7 +54,7 @@ class Rates:
         return self._paths[key]
 
     def linear(self, source: Spec, target: Spec) -> Linear:
-        """(latency, seconds per byte of the whole array in sums, in moves) of the path; FORBIDDEN where none."""
+        """(latency of sums, of moves, seconds per byte of the whole array in sums, in moves); FORBIDDEN if no path."""
         _, a, b = canonical(source, target)
         found = self._linear.get((a, b))
         if found is None:
@@ -63,21 +63,22 @@ class Rates:
 
     def _price(self, source: Spec, target: Spec) -> Linear:
         if set(target.unreduced) - set(source.unreduced):
-            return FORBIDDEN, 0.0, 0.0
-        latency = sums = moves = 0.0
+            return FORBIDDEN, 0.0, 0.0, 0.0
+        sum_latency = move_latency = sums = moves = 0.0
         for step in reshard_path(source, target, self.mesh):
             kind = self.emission.kind(step)
             if kind is not None:
                 a, b = self.collective(kind, step.axes)
-                latency += a
                 if step.reduces:
+                    sum_latency += a
                     sums += b * step.fraction
                 else:
+                    move_latency += a
                     moves += b * step.fraction
-        return latency, sums, moves
+        return sum_latency, move_latency, sums, moves
 
     def tables(self, sources: tuple[Spec, ...], targets: tuple[Spec, ...]) -> Floats:
-        """(3, sources, targets): `linear` from each source spec to each target spec; remembered.
+        """(4, sources, targets): `linear` from each source spec to each target spec; remembered.
 
         Equal moves are priced once: pairs of specs are reduced to which axes share a dim, for all pairs at a time.
         """
@@ -124,12 +125,18 @@ class Rates:
             self._codes[spec] = tuple(where.get(a, -1) for a in names) if ordered else None
         return self._codes[spec]
 
-    def table(self, sources: Sequence[Spec], targets: Sequence[Spec], sum_bytes: float, move_bytes: float) -> Floats:
-        """Seconds from each source spec to each target spec of an array of so many bytes on the wire."""
-        latency, sums, moves = self.tables(tuple(sources), tuple(targets))
-        if max(sum_bytes, move_bytes) < COMBINED_BYTES:
-            latency = np.where(latency >= FORBIDDEN, latency, 0.0)
-        return latency + sums * sum_bytes + moves * move_bytes
+    def table(
+        self, sources: Sequence[Spec], targets: Sequence[Spec], sum_bytes: float, move_bytes: float, waits: bool = True
+    ) -> Floats:
+        """Seconds from each source spec to each target spec of an array of so many bytes on the wire.
+
+        Of a sum that nothing waits for (a gradient on its way to where it is stored) many are combined into
+        one collective, which shares its latency out by bytes.
+        """
+        sum_latency, move_latency, sums, moves = self.tables(tuple(sources), tuple(targets))
+        share = min(1.0, sum_bytes / COMBINED_BYTES) if not waits else float(sum_bytes >= SMALL_BYTES)
+        latency = np.where(sum_latency >= FORBIDDEN, FORBIDDEN, sum_latency * share)
+        return latency + move_latency * float(move_bytes >= SMALL_BYTES) + sums * sum_bytes + moves * move_bytes
 
     def all_reduce(self, over: np.ndarray, local_bytes: Floats) -> Floats:
         """(n,) seconds of an all-reduce of `local_bytes` over the axes that `over` (n, axes) marks."""

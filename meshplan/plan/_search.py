@@ -17,6 +17,7 @@ from meshplan.program import Program
 from meshplan.solve import minimum_peak, solve
 from meshplan.solve._descend import descend
 from meshplan.strategy import (
+    TEMPLATES,
     TENSOR_TEMPLATES,
     Choices,
     DimClasses,
@@ -30,11 +31,10 @@ from meshplan.strategy import (
 )
 
 AXIS_NAMES = {1: ("data",), 2: ("data", "model"), 3: ("data", "fsdp", "model")}
-MEMORY_ROUNDS = 8
+MEMORY_ROUNDS, LEAST_ROUNDS = 8, 2
 ROWS_PER_ROUND = 6
 EXACT_ENTRIES = 400_000  # edge table entries up to which the exact solver is given its full time
 SMALL_ENTRIES = 150_000  # and up to which it takes no time worth saving
-HEDGES = (0.25,)  # weights of memory traffic that are planned for beside 1
 EXACT_GAP, GOOD_GAP = 1e-6, 1e-3  # relative gaps that end the exact solver
 CLOSE, MOST_PROVEN = 0.01, 2  # meshes this close to the fastest, and how many of them, are solved with more care
 
@@ -84,13 +84,13 @@ class Search:
 
     def at(
         self, mesh: MeshShape, template: str | None = None, known: Sequence[Found] = (), exact: bool = True,
-        names: Mapping[str, Axes] | None = None, traffic: float = 1.0,
+        names: Mapping[str, Axes] | None = None,
     ) -> Found | None:
         """The cheapest strategies over one mesh; None where the restrictions leave none.
 
         `known`: answers to start from. Not `exact`: good strategies without a proof, in a fraction of the time.
         """
-        model = MeshModel(self.space, self.machine, mesh, self.keep(template, names), traffic)
+        model = MeshModel(self.space, self.machine, mesh, self.keep(template, names))
         if any(len(c) == 0 for c in model.choices):
             return None
         return self.fit(model, [s for f in known if (s := lifted(f, model)) is not None], exact)
@@ -139,16 +139,19 @@ class Search:
         return descend(problem, coordinates, best.choice, width=2, seconds=seconds) if exact else best
 
     def least(self, model: MeshModel, rows: Sequence[int], best: Found) -> Found:
-        """Nothing fits: the least peak that can be reached, for the report."""
-        if not rows:
-            rows = [best.prediction.peak_position]
-        solution = minimum_peak(model.problem(rows, self.limit))
-        chosen = Chosen(model, solution.choice)
-        prediction = chosen.predict()
-        if prediction.peak_bytes >= best.prediction.peak_bytes:
-            return best
-        fits = prediction.peak_bytes <= self.limit
-        return Found(model.mesh, chosen, prediction, solution.gap, fits)
+        """Nothing seems to fit: the least peak that can be reached, rows added where it turns up next."""
+        rows = list(dict.fromkeys([*rows, best.prediction.peak_position]))
+        for _ in range(LEAST_ROUNDS):
+            solution = minimum_peak(model.problem(rows, self.limit))
+            chosen = Chosen(model, solution.choice)
+            prediction = chosen.predict()
+            fits = prediction.peak_bytes <= self.limit
+            if prediction.peak_bytes < best.prediction.peak_bytes:
+                best = Found(model.mesh, chosen, prediction, solution.gap, fits)
+            if fits or prediction.peak_position in rows:
+                break
+            rows.append(prediction.peak_position)
+        return best
 
     # meshes
 
@@ -172,10 +175,10 @@ class Search:
     def proven(self, everything: list[Found], template: str | None) -> list[Found]:
         """The answers with those that may still be the best solved again, exactly."""
         fitting = [f for f in everything if f.feasible] or everything
-        least = min((f.prediction.step_seconds for f in fitting), default=0.0)
+        least = min((f.prediction.score for f in fitting), default=0.0)
         close = sorted(
-            (f for f in fitting if f.gap > EXACT_GAP and f.prediction.step_seconds <= least * (1 + CLOSE)),
-            key=lambda f: f.prediction.step_seconds,
+            (f for f in fitting if f.gap > EXACT_GAP and f.prediction.score <= least * (1 + CLOSE)),
+            key=lambda f: f.prediction.score,
         )[:MOST_PROVEN]
         better = {id(f): self.at(f.mesh, template, [f]) or f for f in close}
         return [better.get(id(f), f) for f in everything]
@@ -206,33 +209,22 @@ class Search:
             return least, everything
         best = fitting[0]
         for f in fitting[1:]:
-            if f.prediction.step_seconds < best.prediction.step_seconds * (1 - self.worth(best, f)):
+            if f.prediction.score < best.prediction.score * (1 - self.worth(best, f)):
                 best = f
         if self.options.equal_names:
             best = self.named(best, template)
-        elif template is None:
-            best = self.hedged(best)
+        elif template is None and len(meshes) > 1:
+            best = self.beyond_templates(best)
         return best, everything
 
-    def hedged(self, found: Found) -> Found:
-        """Of plans for several amounts of hidden memory traffic the one that regrets least.
-
-        How much of it a compiled program hides behind arithmetic and communication is not known when
-        planning. The regret of a plan is how much longer than the best it takes, at the extreme (all or
-        nothing hidden) that suits it least.
-        """
-        tried = [found]
-        for traffic in HEDGES:
-            other = self.at(found.mesh, None, [found], exact=False, traffic=traffic)
-            if other is not None and other.feasible:
-                tried.append(other)
-        serial = min(f.prediction.step_seconds for f in tried)
-        hidden = min(f.prediction.least_seconds for f in tried)
-        if not serial or not hidden:
-            return found
-        return min(
-            tried, key=lambda f: max(f.prediction.step_seconds / serial, f.prediction.least_seconds / hidden)
-        )
+    def beyond_templates(self, found: Found) -> Found:
+        """The answer, or a template's on the same mesh where that is better; each is a point of the same graph."""
+        answers = [self.at(found.mesh, name, exact=False) for name in TEMPLATES]
+        known = [a for a in answers if a is not None and a.feasible and a.prediction.score < found.prediction.score]
+        for better in sorted(known, key=lambda a: a.prediction.score)[:1]:
+            again = self.at(found.mesh, None, [better], exact=False)
+            return min((f for f in (again, better) if f is not None), key=lambda f: f.prediction.score)
+        return found
 
     def named(self, found: Found, template: str | None) -> Found:
         """The answer with equal names at equal axes, where the user gave names and they do not agree by themselves."""
@@ -243,7 +235,7 @@ class Search:
             if again is None or not again.feasible:
                 return None
             answers[id(again.chosen)] = again
-            return again.chosen, again.prediction.step_seconds
+            return again.chosen, again.prediction.score
 
         settled = settle_names(found.chosen, self.places, solve_with)
         return answers[id(settled)] if settled is not None else found

@@ -37,7 +37,8 @@ def template_keep(name: str, graph: Graph, classes: DimClasses) -> Callable[[int
             column = choices.assign[:, a]
             allowed = _allowed(name, a == tensor, node, about, classes, has_batch, weights, moments)
             ok &= np.isin(column, [*allowed, UNUSED, UNREDUCED])
-        split = _must_split(name, node, weights, moments) or (node in data and has_batch)
+        works = node in data or about.kind == "anchor"  # no product is computed whole after gathering the batch
+        split = _must_split(name, node, weights, moments) or (works and has_batch)
         return _most_split(ok, choices, tensor) if split else ok
 
     return keep

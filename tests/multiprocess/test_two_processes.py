@@ -96,7 +96,7 @@ def test_both_processes_plan_the_same(found: tuple[dict[str, Any], list[dict[str
     _, (first, second) = found
     assert first["specs"] == second["specs"]
     assert (first["machine"], first["fingerprint"]) == (second["machine"], second["fingerprint"])
-    assert first["specs"]["batch/tokens"] == "P('data',)" or "data" in first["specs"]["batch/tokens"]
+    assert "data" in first["specs"]["batch/tokens"]
 
 
 def test_the_losses_are_those_of_one_process(found: tuple[dict[str, Any], list[dict[str, Any]]]) -> None:
