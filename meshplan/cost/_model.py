@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from meshplan.core import MeshShape, Spec
+from meshplan.core import Axes, MeshShape, Spec
 from meshplan.cost._liveness import Liveness, liveness
 from meshplan.cost._nodes import node_seconds
 from meshplan.cost._problem import FORBIDDEN, Floats, Problem
@@ -79,10 +79,11 @@ class MeshModel:
     """
 
     def __init__(
-        self, space: Space, machine: Machine, mesh: MeshShape, keep: Keep | None = None, traffic: float = TRAFFIC
+        self, space: Space, machine: Machine, mesh: MeshShape, keep: Keep | None = None, traffic: float = TRAFFIC,
+        small_share: Mapping[Axes, float] | None = None,
     ) -> None:
         self.space, self.machine, self.mesh, self.traffic = space, machine, mesh, traffic
-        self.rates = Rates(machine, mesh)
+        self.rates = Rates(machine, mesh, small_share)
         self.choices: list[Choices] = []
         for c, node_index in enumerate(space.ties.first):
             node = space.graph.nodes[node_index]

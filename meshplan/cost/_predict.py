@@ -69,6 +69,15 @@ class Emitted:
     combines: bool
 
 
+def combined_runs(found: Sequence[Collective]) -> int:
+    """How many collectives a compiler makes of these reductions in one region over one group of axes.
+
+    By bytes; small ones alone end up in two (measured: those that are ready before and after the longest wait).
+    """
+    by_bytes = math.ceil(sum(c.nbytes for c in found) / COMBINED_BYTES)
+    return min(len(found), max(by_bytes, 2 if all(c.nbytes < SMALL_BYTES for c in found) else 1))
+
+
 class Chosen:
     """A model together with one strategy for each class."""
 
@@ -133,9 +142,25 @@ class Chosen:
             else:
                 total += latency * c.count
         for (kind, axes, _), found in together.items():
-            runs = min(len(found), max(1, math.ceil(sum(c.nbytes for c in found) / COMBINED_BYTES)))
-            total += rates.collective(kind, axes)[0] * runs * max(c.count for c in found)
+            total += rates.collective(kind, axes)[0] * combined_runs(found) * max(c.count for c in found)
         return total
+
+    def small_shares(self) -> dict[Axes, float]:
+        """By axes, the latency that is left for each small reduction over them after combining (see `Rates`)."""
+        together: dict[tuple[Axes, int], list[Collective]] = {}
+        for e in self.collectives():
+            if e.combines:
+                together.setdefault((e.collective.axes, e.region), []).append(e.collective)
+        borne: dict[Axes, list[float]] = {}
+        for (axes, _), found in together.items():
+            small = [c for c in found if c.nbytes < SMALL_BYTES]
+            if small:
+                runs = combined_runs(small) if len(small) == len(found) else 0
+                count = max(c.count for c in small)
+                sums = borne.setdefault(axes, [0.0, 0.0])
+                sums[0] += runs * count
+                sums[1] += len(small) * count
+        return {axes: runs / many for axes, (runs, many) in borne.items()}
 
     def _reductions(self, i: int, node: Node) -> Iterator[Emitted]:
         for r in node.inner:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +19,18 @@ SMALL_BYTES, COMBINED_BYTES = 1 << 20, 30 << 20
 KERNEL_SECONDS = {"gpu": 3e-6, "tpu": 1e-6, "cpu": 5e-6}
 
 
-Linear = tuple[float, float, float, float]
+Linear = tuple[float, float, float, float, float]
 
 
 class Rates:
-    """Prices, remembered per (kind, axes) and per pair of specs."""
+    """Prices, remembered per (kind, axes) and per pair of specs.
 
-    def __init__(self, machine: Machine, mesh: MeshShape) -> None:
-        self.machine, self.mesh = machine, mesh
+    `small_share`: by axes, the part of a latency that each small reduction over them bears; 0 where larger
+    ones over the same axes take them along.
+    """
+
+    def __init__(self, machine: Machine, mesh: MeshShape, small_share: Mapping[Axes, float] | None = None) -> None:
+        self.machine, self.mesh, self.small_share = machine, mesh, dict(small_share or {})
         self.emission = Emission(machine.chip.platform)
         self._rates: dict[tuple[CollectiveKind, Axes], tuple[float, float]] = {}
         self._paths: dict[tuple[Spec, Spec], tuple[Step, ...]] = {}
@@ -44,7 +48,7 @@ class Rates:
     def seconds(self, kind: CollectiveKind, axes: Axes, nbytes: float) -> float:
         """Of one collective; a small one shares the latency of those it is combined with."""
         latency, per_byte = self.collective(kind, axes)
-        return (latency if nbytes >= SMALL_BYTES else 0.0) + per_byte * nbytes
+        return latency * (1.0 if nbytes >= SMALL_BYTES else self.small_share.get(axes, 0.0)) + per_byte * nbytes
 
     def path(self, source: Spec, target: Spec) -> tuple[Step, ...]:
         """`reshard_path`, remembered."""
@@ -54,7 +58,10 @@ class Rates:
         return self._paths[key]
 
     def linear(self, source: Spec, target: Spec) -> Linear:
-        """(latency of sums, of moves, seconds per byte of the whole array in sums, in moves); FORBIDDEN if no path."""
+        """(latency of sums, of small sums, of moves, seconds per byte of the whole array in sums, in moves).
+
+        Latencies are FORBIDDEN where there is no path.
+        """
         _, a, b = canonical(source, target)
         found = self._linear.get((a, b))
         if found is None:
@@ -63,22 +70,23 @@ class Rates:
 
     def _price(self, source: Spec, target: Spec) -> Linear:
         if set(target.unreduced) - set(source.unreduced):
-            return FORBIDDEN, 0.0, 0.0, 0.0
-        sum_latency = move_latency = sums = moves = 0.0
+            return FORBIDDEN, FORBIDDEN, 0.0, 0.0, 0.0
+        sum_latency = small_latency = move_latency = sums = moves = 0.0
         for step in reshard_path(source, target, self.mesh):
             kind = self.emission.kind(step)
             if kind is not None:
                 a, b = self.collective(kind, step.axes)
                 if step.reduces:
                     sum_latency += a
+                    small_latency += a * self.small_share.get(step.axes, 0.0)
                     sums += b * step.fraction
                 else:
                     move_latency += a
                     moves += b * step.fraction
-        return sum_latency, move_latency, sums, moves
+        return sum_latency, small_latency, move_latency, sums, moves
 
     def tables(self, sources: tuple[Spec, ...], targets: tuple[Spec, ...]) -> Floats:
-        """(4, sources, targets): `linear` from each source spec to each target spec; remembered.
+        """(5, sources, targets): `linear` from each source spec to each target spec; remembered.
 
         Equal moves are priced once: pairs of specs are reduced to which axes share a dim, for all pairs at a time.
         """
@@ -133,9 +141,12 @@ class Rates:
         Of a sum that nothing waits for (a gradient on its way to where it is stored) many are combined into
         one collective, which shares its latency out by bytes.
         """
-        sum_latency, move_latency, sums, moves = self.tables(tuple(sources), tuple(targets))
-        share = min(1.0, sum_bytes / COMBINED_BYTES) if not waits else float(sum_bytes >= SMALL_BYTES)
-        latency = np.where(sum_latency >= FORBIDDEN, FORBIDDEN, sum_latency * share)
+        sum_latency, small_latency, move_latency, sums, moves = self.tables(tuple(sources), tuple(targets))
+        if sum_bytes < SMALL_BYTES:
+            latency = small_latency
+        else:
+            share = 1.0 if waits else min(1.0, sum_bytes / COMBINED_BYTES)
+            latency = np.where(sum_latency >= FORBIDDEN, FORBIDDEN, sum_latency * share)
         return latency + move_latency * float(move_bytes >= SMALL_BYTES) + sums * sum_bytes + moves * move_bytes
 
     def all_reduce(self, over: np.ndarray, local_bytes: Floats) -> Floats:

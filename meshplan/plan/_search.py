@@ -84,13 +84,13 @@ class Search:
 
     def at(
         self, mesh: MeshShape, template: str | None = None, known: Sequence[Found] = (), exact: bool = True,
-        names: Mapping[str, Axes] | None = None,
+        names: Mapping[str, Axes] | None = None, small_share: Mapping[Axes, float] | None = None,
     ) -> Found | None:
         """The cheapest strategies over one mesh; None where the restrictions leave none.
 
         `known`: answers to start from. Not `exact`: good strategies without a proof, in a fraction of the time.
         """
-        model = MeshModel(self.space, self.machine, mesh, self.keep(template, names))
+        model = MeshModel(self.space, self.machine, mesh, self.keep(template, names), small_share=small_share)
         if any(len(c) == 0 for c in model.choices):
             return None
         return self.fit(model, [s for f in known if (s := lifted(f, model)) is not None], exact)
@@ -213,9 +213,20 @@ class Search:
                 best = f
         if self.options.equal_names:
             best = self.named(best, template)
-        elif template is None and len(meshes) > 1:
-            best = self.beyond_templates(best)
+        elif template is None:
+            best = self.beyond_templates(best) if len(meshes) > 1 else best
+            best = self.refined(best)
         return best, everything
+
+    def refined(self, found: Found) -> Found:
+        """Solved once more with the latencies that small reductions were found to bear; the better of the two."""
+        shares = found.chosen.small_shares()
+        if not any(shares.values()):
+            return found
+        again = self.at(found.mesh, None, [found], exact=False, small_share=shares)
+        if again is None or not again.feasible or again.prediction.score >= found.prediction.score:
+            return found
+        return again
 
     def beyond_templates(self, found: Found) -> Found:
         """The answer, or a template's on the same mesh where that is better; each is a point of the same graph."""
