@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,6 +17,7 @@ from meshplan.cost import MeshModel, Space
 from meshplan.machine import Machine
 from meshplan.plan import Search, prepare, resolve_pins
 from meshplan.program import Call, Program, trace
+from meshplan.solve import evaluate
 from meshplan.strategy import Graph, build_graph, tie
 
 Step = Callable[..., Any]
@@ -24,16 +27,28 @@ def f32(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-def program_of(step: Step, *args: Any, donate: tuple[int, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Program:
-    return trace(Call(step=step, args=args, kwargs=kwargs or {}, donate_argnums=donate))
+def program_of(step: Step, *args: Any, donate: tuple[int, ...] = ()) -> Program:
+    return trace(Call(step=step, args=args, kwargs={}, donate_argnums=donate))
 
 
 def graph_of(step: Step, *args: Any, donate: tuple[int, ...] = (), merge_sums: bool = True) -> Graph:
     return build_graph(program_of(step, *args, donate=donate), merge_sums)
 
 
-def model_of(graph: Graph, machine: str, radius: int = 2, **sizes: int) -> MeshModel:
-    return MeshModel(Space.of(graph, tie(graph, {}, radius)), Machine.preset(machine), MeshShape.of(sizes))
+def without_latency(name: str) -> Machine:
+    """A known machine on whose links only bytes take time."""
+    machine = Machine.preset(name)
+    return replace(machine, dims=tuple(replace(d, latency_seconds=0.0) for d in machine.dims))
+
+
+def model_of(graph: Graph, machine: str | Machine, radius: int = 2, **sizes: int) -> MeshModel:
+    where = Machine.preset(machine) if isinstance(machine, str) else machine
+    return MeshModel(Space.of(graph, tie(graph, {}, radius)), where, MeshShape.of(sizes))
+
+
+def priced(model: MeshModel, choice: Sequence[int]) -> float:
+    """What the problem of a model says that a choice costs."""
+    return evaluate(model.problem((), math.inf), choice)[0]
 
 
 def search_of(

@@ -166,7 +166,7 @@ class Chosen:
         for r in node.inner:
             over = self.choices(i).over(r.factors)[0]
             axes = tuple(n for n, used in zip(self.model.mesh.names, over, strict=True) if used)
-            if axes:
+            if self.model.mesh.size(axes) > 1:
                 dtype = self.graph.program.values[r.value].aval.dtype
                 local = self.graph.program.nbytes(r.value) / self.choices(i).shards(r.dims)[0]
                 nbytes = local * self.model.rates.emission.bytes_factor(dtype)
@@ -180,7 +180,7 @@ class Chosen:
         for step in self.path(edge):
             kind = self.model.rates.emission.kind(step)
             place = (edge.value, step.kind, step.axes, step.after, target.region, target.scope, edge.stored)
-            if kind is None or place in done:
+            if kind is None or place in done or self.model.mesh.size(step.axes) == 1:
                 continue
             done.add(place)
             nbytes = (sums if step.reduces else moves) * step.fraction
@@ -203,11 +203,14 @@ class Chosen:
     # compute and memory
 
     def flops(self) -> tuple[float, float]:
-        """(FLOPs, seconds of them at the peak rate of their dtypes)."""
+        """(FLOPs, seconds of them at the peak rate of their dtypes), of what decides for itself: dots, convolutions.
+
+        Elementwise chains are bound by memory, and audits do not count theirs either.
+        """
         total = seconds = 0.0
         chip = self.model.machine.chip
         for i, node in enumerate(self.graph.nodes):
-            if node.group is not None:
+            if node.group is not None and node.kind != "chain":
                 for op in node.group.ops:
                     rule = self.graph.program.ops[op].rule
                     if rule.flops:

@@ -79,7 +79,9 @@ def compare_leaves(
         if not np.array_equal(np.isfinite(a), np.isfinite(b)):
             relative = float("inf")
         absolute = float(np.max(np.abs(a - b), initial=0.0))
-        out.append(LeafCheck(path=path, relative_error=relative, absolute_error=absolute, tolerance=allowed, floor=floor))
+        out.append(LeafCheck(
+            path=path, relative_error=relative, absolute_error=absolute, tolerance=allowed, floor=floor
+        ))
     return tuple(out)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from meshplan._options import Options
 from meshplan.core import Axes, MemoryLimitError, MeshError, MeshShape, Spec, format_bytes
-from meshplan.cost import Chosen, MeshModel, Prediction, Solution, Space
+from meshplan.cost import TRAFFIC, Chosen, MeshModel, Prediction, Solution, Space
 from meshplan.machine import Machine, legal_mesh_shapes
 from meshplan.plan._bind import keep_named, settle_names
 from meshplan.plan._pins import keep_pinned, pin_axes, pin_marks, pinned_meshes
@@ -85,12 +85,13 @@ class Search:
     def at(
         self, mesh: MeshShape, template: str | None = None, known: Sequence[Found] = (), exact: bool = True,
         names: Mapping[str, Axes] | None = None, small_share: Mapping[Axes, float] | None = None,
+        traffic: float = TRAFFIC,
     ) -> Found | None:
         """The cheapest strategies over one mesh; None where the restrictions leave none.
 
         `known`: answers to start from. Not `exact`: good strategies without a proof, in a fraction of the time.
         """
-        model = MeshModel(self.space, self.machine, mesh, self.keep(template, names), small_share=small_share)
+        model = MeshModel(self.space, self.machine, mesh, self.keep(template, names), traffic, small_share)
         if any(len(c) == 0 for c in model.choices):
             return None
         return self.fit(model, [s for f in known if (s := lifted(f, model)) is not None], exact)
@@ -224,18 +225,22 @@ class Search:
         if not any(shares.values()):
             return found
         again = self.at(found.mesh, None, [found], exact=False, small_share=shares)
-        if again is None or not again.feasible or again.prediction.score >= found.prediction.score:
+        if again is None or not again.feasible or again.prediction.step_seconds >= found.prediction.step_seconds:
             return found
         return again
 
     def beyond_templates(self, found: Found) -> Found:
-        """The answer, or a template's on the same mesh where that is better; each is a point of the same graph."""
-        answers = [self.at(found.mesh, name, exact=False) for name in TEMPLATES]
-        known = [a for a in answers if a is not None and a.feasible and a.prediction.score < found.prediction.score]
-        for better in sorted(known, key=lambda a: a.prediction.score)[:1]:
-            again = self.at(found.mesh, None, [better], exact=False)
-            return min((f for f in (again, better) if f is not None), key=lambda f: f.prediction.score)
-        return found
+        """The answer, unless a template takes less time on the same mesh: then the best by time alone.
+
+        Templates are points of the same graph; the answer can only lose to one where it gave time for less
+        memory traffic.
+        """
+        answers = [a for name in TEMPLATES if (a := self.at(found.mesh, name, exact=False)) is not None and a.feasible]
+        best = min([found, *answers], key=lambda a: a.prediction.step_seconds)
+        if best is found:
+            return found
+        again = self.at(found.mesh, None, [best], exact=False, traffic=0.0)
+        return min((f for f in (best, again) if f is not None and f.feasible), key=lambda f: f.prediction.step_seconds)
 
     def named(self, found: Found, template: str | None) -> Found:
         """The answer with equal names at equal axes, where the user gave names and they do not agree by themselves."""

@@ -23,7 +23,7 @@ from meshplan.lower._lower import constraints_of
 from meshplan.plan import Found, PlanData, plan_data, prepare
 from meshplan.plan import Search as PlanSearch
 from meshplan.program import Call, trace
-from meshplan.strategy import UNREDUCED
+from meshplan.strategy import UNREDUCED, Edge
 from tests._programs import adam, block_args, block_loss
 
 Step = Callable[..., Any]
@@ -53,20 +53,28 @@ class Prepared:
         return cls(step, args, jax.jit(step)(*args), call, search, models)
 
     def data(self, mesh: str, seed: int) -> PlanData:
-        """A plan of one random strategy per class, legal but for sums that nobody completes."""
+        """A plan of one random strategy per class; where a sum is wanted open that was completed, it is closed."""
         model, rng = self.models[mesh], np.random.default_rng(seed)
-        choice = []
-        for choices in model.choices:
-            closed = np.flatnonzero((choices.assign != UNREDUCED).all(axis=1))
-            choice.append(int(rng.choice(closed)))
+        choice = [int(rng.integers(len(choices))) for choices in model.choices]
         chosen = Chosen(model, choice)
+        for c in sorted({model.space.ties.class_of[e.target] for e in chosen.graph.edges if more_open(chosen, e)}):
+            closed = np.flatnonzero((model.choices[c].assign != UNREDUCED).all(axis=1))
+            choice[c] = int(rng.choice(closed))
+        chosen = Chosen(model, choice)
+        assert not any(more_open(chosen, e) for e in chosen.graph.edges)
         found = Found(model.mesh, chosen, chosen.predict(), 0.0, True)
         return plan_data(self.search, found, [], step="step", pins={})
 
     def run(self, data: PlanData, mesh: Mesh) -> Any:
         """Compiled with little effort: a random plan moves everything about and runs once."""
         lowered = jit_planned(data, self.search.program, self.call, mesh).lower(*self.args)
-        return lowered.compile({"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True})(*self.args)
+        quick = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+        return lowered.compile(quick)(*self.args)
+
+
+def more_open(chosen: Chosen, edge: Edge) -> bool:
+    """Whether an edge ends more unreduced than it begins, which no move can bring about."""
+    return not set(chosen.target_spec(edge).unreduced) <= set(chosen.source_spec(edge).unreduced)
 
 
 def mesh_of(data: PlanData, make_mesh: Callable[..., Mesh]) -> Mesh:
@@ -282,7 +290,7 @@ def test_a_constraint_that_the_user_wrote_gives_way_to_the_plans(make_mesh: Call
 
 def test_results_lie_as_planned_and_arguments_are_donated(make_mesh: Callable[..., Mesh]):
     def step(state: Any, g: Any) -> Any:
-        return {"w": state["w"] - adam({k: state for k in ("params", "mu", "nu")}, state)["mu"]["w"] * g}, g.sum()
+        return {"w": state["w"] - adam(dict.fromkeys(("params", "mu", "nu"), state), state)["mu"]["w"] * g}, g.sum()
 
     args = {"w": jax.ShapeDtypeStruct((16, 16), jnp.float32)}, jax.ShapeDtypeStruct((16, 16), jnp.float32)
     plan = mp.plan(step, *args, machine="cpu:8", mesh=SIZES, pins={"state/w": P("data", "model")})

@@ -29,8 +29,11 @@ MESHES = [
     ({"data": 8}, 2), ({"data": 1, "model": 8}, 2), ({"data": 8, "model": 1}, 2), ({"data": 4, "model": 2}, 2),
     ({"data": 2, "model": 4}, 2), ({"data": 2, "fsdp": 2, "model": 2}, 1),
 ]  # fmt: skip
-# LLVM's work and the fusion of loops are not what is tested, and take five sixths of a compile's time.
-FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+# LLVM's work and the emission of fused loops are not what is tested, and take most of a compile's time. XLA of a later
+# jax has no switch for the second.
+FAST_COMPILE: dict[str, Any] = {"xla_backend_optimization_level": 0}
+if jax.__version_info__ < (0, 11):
+    FAST_COMPILE["xla_cpu_use_fusion_emitters"] = False
 # What is planned has to be right, not the best: a short search will do.
 QUICK = mp.Options(solver_seconds=4.0)
 
@@ -46,9 +49,10 @@ class Case:
     gradients: Any
 
 
-def weights(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Matrices of a size that a trained model has; scales and biases that are neither one nor zero."""
-    return (rng.normal(0.0, 0.1, shape) if len(shape) > 1 else rng.uniform(0.2, 1.0, shape)).astype(np.float32)
+def weights(rng: np.random.Generator, path: str, shape: tuple[int, ...]) -> np.ndarray:
+    """About as after some training: scales near one, biases that are not zero."""
+    centre, deviation = (1.0, 0.1) if path.endswith("scale") else (0.0, 0.05)
+    return rng.normal(centre, deviation, shape).astype(np.float32)
 
 
 def compiled(jitted: Any, *args: Any) -> Callable[..., Any]:
@@ -73,7 +77,9 @@ def case(model: str, layers: int, scan: bool = False) -> Case:
 
     rng = np.random.default_rng(0)
     batch = {name: rng.integers(0, VOCAB, (BATCH, SEQ)).astype(np.int32) for name in ("tokens", "targets")}
-    params = jax.tree.map(lambda leaf: weights(rng, leaf.shape), jax.eval_shape(make, jax.random.key(0)))
+    like = jax.eval_shape(make, jax.random.key(0))
+    leaves = zip(leaf_paths((like,), ("params",)), jax.tree.leaves(like), strict=True)
+    params = jax.tree.unflatten(jax.tree.structure(like), [weights(rng, path, leaf.shape) for path, leaf in leaves])
     _, loss, gradients = compiled(jax.jit(step), params, batch)(params, batch)
     return Case(step, params, batch, float(loss), jax.tree.map(np.asarray, gradients))
 
@@ -133,7 +139,5 @@ def test_loss_and_gradients_are_those_of_one_device(model: str, mesh: dict[str, 
 
 
 @pytest.mark.parametrize("model", ["gpt", "llama"])
-def test_scanned_and_rematerialised_layers_compute_the_same(model: str) -> None:
-    about = case(model, 2, scan=True)
-    assert about.loss == pytest.approx(case(model, 2).loss, rel=1e-6)
-    check(about, {"data": 4, "model": 2}, ("fsdp", "megatron_sp"))
+def test_scanned_and_rematerialised_layers_compute_what_one_device_does(model: str) -> None:
+    check(case(model, 2, scan=True), {"data": 4, "model": 2}, ("fsdp", "megatron_sp"))

@@ -33,6 +33,7 @@ from tests._programs import (
     adam_step,
     f32,
     mlp_args,
+    priced,
     search_of,
     sgd_step,
 )
@@ -222,13 +223,20 @@ def test_sequence_parallel_may_split_the_residual_by_its_sequence(block_search: 
     assert found == {"plain": False, "sequence": True}
 
 
+@pytest.fixture(scope="module")
+def free_choice(block_search: Search) -> Found:
+    found = block_search.at(MESH)
+    assert found is not None
+    assert found.gap < 1e-3
+    return found
+
+
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_no_template_is_faster_than_the_free_choice(template: str, block_search: Search):
-    free, bound = block_search.at(MESH), block_search.at(MESH, template)
-    assert free is not None
+def test_no_template_costs_less_than_the_free_choice(template: str, block_search: Search, free_choice: Found):
+    bound = block_search.at(MESH, template)
     assert bound is not None
-    assert free.gap < 1e-3
-    assert free.prediction.step_seconds <= bound.prediction.step_seconds * 1.001
+    free = free_choice.chosen
+    assert priced(free.model, free.choice) <= priced(bound.chosen.model, bound.chosen.choice) * 1.001
 
 
 # --------------------------------------------------------------------------------------- carries and scans
@@ -260,10 +268,10 @@ def test_a_scanned_dim_is_whole_and_a_carry_has_one_spec(template: str | None):
 
 
 def test_plans_keep_the_limit_and_cost_more_the_less_there_is():
-    args = adam_args(2, batch=256, width=64, hidden=256)
+    args = adam_args(1, batch=256, width=64, hidden=256)
     whole = search_of(adam_step, *args, machine="h100:1x8", donate=(0,)).at(MESH)
     assert whole is not None
-    peak, before = whole.prediction.peak_bytes, whole.prediction.step_seconds
+    peak, before = whole.prediction.peak_bytes, 0.0
     seen = []
     for part in (1.0, 0.93, 0.86, 0.78, 0.05):
         found = search_of(adam_step, *args, machine="h100:1x8", donate=(0,), limit=peak * part).at(MESH)
@@ -272,8 +280,9 @@ def test_plans_keep_the_limit_and_cost_more_the_less_there_is():
         if not found.feasible:
             break
         seen.append(part)
-        assert found.prediction.step_seconds >= before * (1 - 1e-6)
-        before = found.prediction.step_seconds
+        cost = priced(found.chosen.model, found.chosen.choice)
+        assert cost >= before * (1 - 1e-6)
+        before = cost
     assert len(seen) >= 3
     assert part < seen[-1], "what nothing can reach is refused"
 
@@ -281,8 +290,8 @@ def test_plans_keep_the_limit_and_cost_more_the_less_there_is():
 def test_a_limit_that_nothing_meets_is_an_error_with_the_least_peak():
     search = search_of(adam_step, *adam_args(1), donate=(0,), limit=100)
     with pytest.raises(MemoryLimitError, match="no plan fits 100 B per device: the least achievable peak is"):
-        search.best(search.meshes())
-    least, _ = search.best(search.meshes("dp"), "dp")
+        search.best([MESH])
+    least, _ = search.best([MESH], "dp")
     assert not least.feasible
 
 
@@ -290,22 +299,17 @@ def test_more_axes_have_to_bring_a_hundredth():
     one, two = (Found(MeshShape.of(m), None, None, 0.0, True) for m in ({"data": 8}, {"data": 4, "model": 2}))  # type: ignore[arg-type]
     assert Search.worth(one, two) == 0.01
     assert Search.worth(two, one) == Search.worth(one, one) == 1e-6
-    for machine in ("cpu:8", "h100:1x8"):
-        search = search_of(sgd_step, *mlp_args(2, batch=512, width=64, hidden=256), machine=machine, donate=(0,))
-        _, everything = search.best(search.meshes())
-        best = everything[0]
-        for f in everything[1:]:
-            if f.prediction.step_seconds < best.prediction.step_seconds * (1 - Search.worth(best, f)):
-                best = f
-        fewest = min(everything, key=lambda f: (len(f.mesh.axes), f.prediction.step_seconds))
-        if len(best.mesh.axes) > len(fewest.mesh.axes):
-            assert best.prediction.step_seconds < 0.99 * fewest.prediction.step_seconds
+    search = search_of(sgd_step, *mlp_args(1, batch=512, width=64, hidden=256), machine="h100:1x8", donate=(0,))
+    best, everything = search.best(search.meshes())
+    simpler = [f for f in everything if len(f.mesh.axes) < len(best.mesh.axes)]
+    assert [f.mesh.sizes for f in everything] == [(8,), (4, 2), (2, 2, 2)]
+    assert all(best.prediction.score < 0.99 * f.prediction.score for f in simpler)
 
 
 def test_the_same_search_gives_the_same_answer():
     def found() -> tuple[tuple[int, ...], str]:
-        search = search_of(adam_step, *adam_args(3), machine="tpu-v5e:2x4", donate=(0,))
-        best, _ = search.best(search.meshes())
+        search = search_of(sgd_step, *mlp_args(2), machine="tpu-v5e:2x4", donate=(0,))
+        best, _ = search.best([MeshShape.of({"data": 8}), MESH])
         return best.chosen.choice, str(best.mesh)
 
     assert found() == found()
