@@ -88,7 +88,7 @@ def beside_templates(comparison: mp.Comparison) -> Check:
     best = comparison.best_template
     assert best is not None, "no template fits"
     found = f"{comparison.rows[0].seconds * 1e3:.1f} ms, {best.name} {best.seconds * 1e3:.1f} ms"
-    return Check("not slower than the best template, by the prediction", comparison.ratio <= 1.0, found)
+    return Check("not slower than the best template, by the prediction", comparison.ratio <= 1.0 + 1e-6, found)
 
 
 def audited(out: Console, comparison: mp.Comparison) -> mp.Audit:

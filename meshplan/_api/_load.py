@@ -10,10 +10,10 @@ from meshplan._api._plan import Plan
 from meshplan._api._planning import make_call
 from meshplan._options import Options
 from meshplan.core import MachineError, PlanFileError
-from meshplan.hints import Workload
+from meshplan.hints import Workload, match
 from meshplan.lower import Audit, audit_jitted
 from meshplan.machine import Machine
-from meshplan.plan import check_program, fingerprint
+from meshplan.plan import PlanData, check_program, fingerprint
 from meshplan.plan import load as read
 from meshplan.program import trace
 
@@ -32,6 +32,7 @@ def load(
     """Read a plan file. With the step and its arguments the plan can be compiled again without a search.
 
     `machine`: only for plans made for a machine of the user's own, which the file names but does not hold.
+    Its mesh counts as given: a further `pin` keeps it.
     Raises PlanFileError where the file is damaged, newer, or for another program or other shapes.
     """
     data = read(path)
@@ -43,7 +44,18 @@ def load(
     call = make_call(step, args, donated, static_argnums, static_argnames, kwargs)
     program = trace(call, rules=options.rules)
     check_program(data, fingerprint(program), program.args, str(path))
-    return Plan(data=data, program=program, call=call, machine=where, options=options)
+    return Plan(
+        data=data, program=program, call=call, machine=where, options=options, pins=_pins(data),
+        given_mesh=data.mesh.to_dict(),
+    )
+
+
+def _pins(data: PlanData) -> dict[str, Any]:
+    """The pins by pattern, each with the spec of the arguments that it holds."""
+    return {
+        pattern: next(a.spec.partition_spec() for a in data.arguments if match(pattern, a.path))
+        for pattern, _ in data.pins
+    }
 
 
 def _machine(name: str, path: str) -> Machine:

@@ -184,14 +184,24 @@ class Plan:
         """
         call, program = self._need_call(), self._need_program()
         where = self._mesh(mesh)
-        args, kwargs = jax.tree.map(jax.numpy.asarray, (args, kwargs), is_leaf=lambda x: isinstance(x, np.ndarray))
-        alone = jax.tree.map(lambda x: jax.device_put(x, where.devices.flat[0]), (args, kwargs))
+        one = where.devices.flat[0]
+
+        def on(place: Any) -> tuple[list[Any], dict[str, Any]]:
+            def move(x: Any) -> Any:
+                return jax.tree.map(lambda leaf: jax.device_put(leaf, place) if place else jax.numpy.asarray(leaf), x)
+
+            return (
+                [a if i in call.static_argnums else move(a) for i, a in enumerate(args)],
+                {k: v if k in call.static_argnames else move(v) for k, v in kwargs.items()},
+            )
+
+        alone, spread = on(one), on(None)
         plain = jax.jit(
             call.step, static_argnums=call.static_argnums or None, static_argnames=call.static_argnames or None
         )
         reference = jax.tree.leaves(plain(*alone[0], **alone[1]))
         undonated = jit_planned(self.data, program, replace(call, donate_argnums=()), where)
-        planned = jax.tree.leaves(undonated(*args, **kwargs))
+        planned = jax.tree.leaves(undonated(*spread[0], **spread[1]))
         paths = [leaf.path for leaf in program.results]
         return Verification(
             leaves=compare_leaves(planned, reference, paths, tolerance), devices=self.data.mesh.devices

@@ -17,7 +17,6 @@ class Liveness:
     """`span[v]`: first and last position at which value v is held. `end`: one past the last operation."""
 
     span: tuple[tuple[int, int], ...]
-    region_span: tuple[tuple[int, int], ...]
     end: int
 
 
@@ -67,7 +66,7 @@ def liveness(graph: Graph) -> Liveness:
         for use, _ in program.consumers[v]:
             death = max(death, _until(ops[use].region, home, ends_at[use], ancestors, spans))
         held.append((birth, end if v in kept else death))
-    return Liveness(tuple(held), tuple((a, b) for a, b in spans), end)
+    return Liveness(tuple(held), end)
 
 
 def _ancestors(program: Program, region: int) -> list[int]:

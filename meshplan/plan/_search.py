@@ -9,7 +9,7 @@ import numpy as np
 
 from meshplan._options import Options
 from meshplan.core import Axes, MemoryLimitError, MeshError, MeshShape, Spec, format_bytes
-from meshplan.cost import TRAFFIC, Chosen, MeshModel, Prediction, Solution, Space
+from meshplan.cost import Chosen, Emission, MeshModel, Prediction, Solution, Space, TRAFFIC
 from meshplan.machine import Machine, legal_mesh_shapes
 from meshplan.plan._bind import keep_named, settle_names
 from meshplan.plan._pins import keep_pinned, pin_axes, pin_marks, pinned_meshes
@@ -230,16 +230,20 @@ class Search:
         return again
 
     def beyond_templates(self, found: Found) -> Found:
-        """The answer, unless a template takes less time on the same mesh: then the best by time alone.
+        """The answer, unless a template takes less time on its mesh or one of two axes: then the best by time alone.
 
         Templates are points of the same graph; the answer can only lose to one where it gave time for less
-        memory traffic.
+        memory traffic, or a mesh with more axes for one with fewer.
         """
-        answers = [a for name in TEMPLATES if (a := self.at(found.mesh, name, exact=False)) is not None and a.feasible]
-        best = min([found, *answers], key=lambda a: a.prediction.step_seconds)
+        answers = [
+            self.at(mesh, name, exact=False)
+            for name in TEMPLATES for mesh in self.meshes(name) if len(mesh.axes) <= 2 or mesh == found.mesh
+        ]
+        fitting = [a for a in answers if a is not None and a.feasible]
+        best = min([found, *fitting], key=lambda a: a.prediction.step_seconds)
         if best is found:
             return found
-        again = self.at(found.mesh, None, [best], exact=False, traffic=0.0)
+        again = self.at(best.mesh, None, [best], exact=False, traffic=0.0)
         return min((f for f in (best, again) if f is not None and f.feasible), key=lambda f: f.prediction.step_seconds)
 
     def named(self, found: Found, template: str | None) -> Found:
@@ -260,7 +264,7 @@ class Search:
 def prepare(
     program: Program, machine: Machine, pins: Mapping[int, Spec], limit: float | None, options: Options
 ) -> Search:
-    graph = build_graph(program, merge_sums=machine.chip.platform != "cpu")
+    graph = build_graph(program, merge_sums=Emission(machine.chip.platform).merges_sums)
     ties = tie(graph, pin_marks(graph, pins), options.tie_radius)
     budget = limit if limit is not None else machine.memory_bytes * options.memory_fraction
     return Search(

@@ -64,7 +64,7 @@ class Walker:
         """A new operation with new values for its results; returns these. `eqn`: where source and stack come from."""
         view, rule, ruled = self._view(primitive, atoms, tuple(out_avals), params)
         index = len(self.ops)
-        results = tuple(self.new_value(a, op=index, result=i) for i, a in enumerate(out_avals))
+        results = tuple(self.new_value(a, op=index) for a in out_avals)
         operands = tuple(a if isinstance(a, int) else None for a in atoms)
         self.ops.append(Op(
             index=index, key=key, primitive=primitive, operands=operands, results=results, view=view, rule=rule,

@@ -50,7 +50,6 @@ class Value:
 
     aval: Aval
     op: int = -1
-    result: int = 0
     path: str = ""
     constant: bool = False
 

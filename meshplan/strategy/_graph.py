@@ -166,6 +166,7 @@ class _Builder:
         self.crossings: dict[int, tuple[Op, Dims]] = {}  # node -> (operation, dims its operands must have)
 
     def build(self) -> Graph:
+        """The whole graph."""
         groups, group_of = Grouper(self.program, self.sums).build()
         for i, leaf in enumerate(self.program.args):
             self.add_argument(i, leaf.value)
@@ -186,6 +187,7 @@ class _Builder:
     # nodes
 
     def add(self, node: Node) -> int:
+        """The node's number; it owns the values it leaves behind."""
         self.nodes.append(node)
         index = len(self.nodes) - 1
         for v in node.values:
@@ -193,6 +195,7 @@ class _Builder:
         return index
 
     def add_argument(self, i: int, value: int | None) -> None:
+        """A node for argument leaf i as it is stored."""
         assert value is not None
         sizes, dims = factors_of_shape(self.program.args[i].aval.shape)
         node = Node(kind="argument", sizes=sizes, values={value: dims}, arguments={i: dims})

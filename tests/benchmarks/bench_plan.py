@@ -30,7 +30,8 @@ print(json.dumps({{"seconds": seconds, "bytes": peak, "operations": len(plan.pro
 
 def planned(scan: bool) -> dict[str, float]:
     done = subprocess.run(
-        [sys.executable, "-c", CHILD.format(scan=scan)], cwd=ROOT, capture_output=True, text=True, timeout=600, check=True
+        [sys.executable, "-c", CHILD.format(scan=scan)], cwd=ROOT, capture_output=True, text=True, timeout=600,
+        check=True,
     )
     return json.loads(done.stdout.splitlines()[-1])
 

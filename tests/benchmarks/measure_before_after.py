@@ -40,8 +40,8 @@ def line(name: str, found: mp.Audit) -> str:
     moved = ", ".join(f"{format_bytes(v)} {k}" for k, v in found.bytes_by_kind().items() if v > 1e6)
     assert found.memory is not None and found.seconds is not None
     return (
-        f"{name}: {moved}; {format_bytes(found.memory.temp_bytes)} temporaries, {format_bytes(found.memory.peak_bytes)} "
-        f"peak; {format_flops(found.flops)}; {format_seconds(found.seconds)} by FLOPs and links; compiled in "
+        f"{name}: {moved}; {format_bytes(found.memory.temp_bytes)} temporaries, "
+        f"{format_bytes(found.memory.peak_bytes)} peak; {format_flops(found.flops)}; {format_seconds(found.seconds)} by FLOPs and links; compiled in "
         f"{found.compile_seconds:.1f} s"
     )
 

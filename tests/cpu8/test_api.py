@@ -185,7 +185,6 @@ def test_static_positional_arguments_of_the_step() -> None:
         made.jit()(2, state, x)
 
 
-@pytest.mark.xfail(reason="verify makes arrays of static arguments", strict=True, raises=(ValueError, TypeError))
 def test_verify_takes_static_arguments_as_the_step_does() -> None:
     def repeated(times: int, x: Any) -> Any:
         return x * times
@@ -223,11 +222,16 @@ def test_explain_says_where_an_array_lies_and_what_moves(plan: mp.Plan) -> None:
         assert part in str(found)
     moved = plan.explain("collectives")
     assert sum(c.nbytes for c in moved.collectives) == sum(c.total_bytes for c in plan.collectives)
-    assert sum(c.seconds or 0.0 for c in moved.collectives) == pytest.approx(plan.data.communication_seconds)
     assert "test_api.py:" in str(moved)
     assert str(plan.explain("memory")).startswith("peak ")
     with pytest.raises(mp.ArgumentError, match="Nearest: state/w/up"):
         plan.explain("w/upp")
+
+
+def test_the_explained_collectives_take_no_more_time_than_the_plan_counts(plan: mp.Plan) -> None:
+    """The plan's figure also has the latency of small reductions, which combining leaves to no single line."""
+    rows = plan.explain("collectives").collectives
+    assert 0 < sum(c.seconds or 0.0 for c in rows) <= plan.data.communication_seconds * (1 + 1e-9)
 
 
 def test_a_further_pin_is_solved_again_and_shows_in_the_difference(plan: mp.Plan) -> None:
@@ -274,7 +278,6 @@ def test_a_saved_plan_comes_back_whole_beside_its_step(plan: mp.Plan, tmp_path: 
     assert back.verify(*arrays()).ok
 
 
-@pytest.mark.xfail(reason="a loaded plan has forgotten its pins and its given mesh", strict=True)
 def test_a_loaded_plan_keeps_its_pins_when_it_is_pinned_further(plan: mp.Plan, tmp_path: Path) -> None:
     plan.save(tmp_path / "a.json")
     again = mp.load(tmp_path / "a.json", step, *shapes(arrays())).pin({"down": P(None, "model")})

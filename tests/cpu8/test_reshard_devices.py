@@ -65,7 +65,7 @@ def compiled(of: Callable[..., jax.Array], *args: jax.ShapeDtypeStruct) -> tuple
     module = jax.jit(of).lower(*args).compile()
     found = Counter(
         (c.kind, c.nbytes, c.group_size if c.kind != "collective-permute" else 0)
-        for c in collectives(module.as_text(), MESH)
+        for c in collectives(module.as_text() or "", MESH)
     )
     return found, module
 

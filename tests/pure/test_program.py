@@ -47,7 +47,7 @@ def check(program: Program) -> None:
         assert program.ops[op.index] is op
         assert len(op.view.results) == len(op.results) == len(op.rule.results)
         for r, value in enumerate(op.results):
-            assert (program.values[value].op, program.values[value].result) == (op.index, r)
+            assert program.values[value].op == op.index
             assert program.values[value].aval == op.view.results[r]
         for k, operand in enumerate(op.operands):
             if operand is not None:
