@@ -139,9 +139,12 @@ class Plan:
         return jit_planned(self.data, self._need_program(), self._need_call(), self._mesh(mesh))
 
     def shard(self, *args: Any, mesh: Mesh | None = None) -> Any:
-        """Arrays placed as the plan stores them, in the structure of the arguments; one argument gives itself."""
+        """Copies of arrays placed as the plan stores them, in the structure of the arguments; one gives itself.
+
+        The planned step may donate them; the arrays given stay the caller's.
+        """
         wanted = self.in_shardings(mesh)
-        placed = tuple(jax.device_put(a, s) for a, s in zip(args, wanted, strict=False))
+        placed = tuple(jax.device_put(a, s, may_alias=False) for a, s in zip(args, wanted, strict=False))
         return placed[0] if len(args) == 1 else placed
 
     # what the compiler and the devices say

@@ -89,6 +89,11 @@ def make_call(
     if not callable(step):
         raise ArgumentError(f"the first argument must be the step function, found {type(step).__name__}.")
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
+    beyond = [d for d in donated if args and not 0 <= d < len(args)]
+    if beyond:
+        raise ArgumentError(
+            f"donate_argnums names argument {beyond[0]}, the step was given {len(args)}: 0 to {len(args) - 1}."
+        )
     static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
     names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
     return Call(
@@ -100,13 +105,19 @@ def make_call(
 def find_machine(machine: Machine | str | None) -> Machine:
     if machine is None:
         return Machine.detect()
-    return Machine.preset(machine) if isinstance(machine, str) else machine
+    if isinstance(machine, str):
+        return Machine.preset(machine)
+    if not isinstance(machine, Machine):
+        raise ArgumentError(f"machine is a {type(machine).__name__}; give a name like 'h100:1x8', a Machine, or None.")
+    return machine
 
 
 def make_search(
     call: Call, machine: Machine | str | None, pins: Mapping[str, Any], memory_limit: float | None, options: Options
 ) -> Search:
     where = find_machine(machine)
+    if memory_limit is not None and not memory_limit > 0:
+        raise ArgumentError(f"memory_limit is {memory_limit!r}; give bytes per device above 0, or None for the chip's.")
     program = trace(call, rules=options.rules)
     return prepare(program, where, resolve_pins(pins, program.args), memory_limit, options)
 

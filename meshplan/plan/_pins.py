@@ -18,6 +18,8 @@ def resolve_pins(pins: Mapping[str, Any], args: Sequence[Leaf]) -> dict[int, Spe
     paths = [leaf.path for leaf in args]
     found: dict[int, tuple[str, Spec]] = {}
     for pattern, wanted in pins.items():
+        if wanted is None or isinstance(wanted, str):
+            raise PinError(f"pin '{pattern}' is {wanted!r}; give a PartitionSpec, such as P('data') or P() for whole.")
         for i in find(pattern, paths):
             check_entries(tuple(wanted), len(args[i].aval.shape), f"pin '{pattern}' on '{paths[i]}'")
             spec = Spec.of(wanted, len(args[i].aval.shape))

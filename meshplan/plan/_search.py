@@ -9,7 +9,7 @@ import numpy as np
 
 from meshplan._options import Options
 from meshplan.core import Axes, MemoryLimitError, MeshError, MeshShape, Spec, format_bytes
-from meshplan.cost import Chosen, Emission, MeshModel, Prediction, Solution, Space, TRAFFIC
+from meshplan.cost import TRAFFIC, Chosen, Emission, MeshModel, Prediction, Solution, Space
 from meshplan.machine import Machine, legal_mesh_shapes
 from meshplan.plan._bind import keep_named, settle_names
 from meshplan.plan._pins import keep_pinned, pin_axes, pin_marks, pinned_meshes
@@ -215,8 +215,8 @@ class Search:
         if self.options.equal_names:
             best = self.named(best, template)
         elif template is None:
-            best = self.beyond_templates(best) if len(meshes) > 1 else best
             best = self.refined(best)
+            best = self.beyond_templates(best) if len(meshes) > 1 else best
         return best, everything
 
     def refined(self, found: Found) -> Found:

@@ -41,7 +41,8 @@ def line(name: str, found: mp.Audit) -> str:
     assert found.memory is not None and found.seconds is not None
     return (
         f"{name}: {moved}; {format_bytes(found.memory.temp_bytes)} temporaries, "
-        f"{format_bytes(found.memory.peak_bytes)} peak; {format_flops(found.flops)}; {format_seconds(found.seconds)} by FLOPs and links; compiled in "
+        f"{format_bytes(found.memory.peak_bytes)} peak; "
+        f"{format_flops(found.flops)}; {format_seconds(found.seconds)} by FLOPs and links; compiled in "
         f"{found.compile_seconds:.1f} s"
     )
 

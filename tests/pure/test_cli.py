@@ -79,7 +79,7 @@ def test_explain_prints_one_argument(run: Run, plan_file: Path) -> None:
     assert status == 0
     assert out.startswith("state/params/layers/0/up  float32[64, 256]\n")
     found = json.loads(run("explain", plan_file, "collectives", "--json")[1])
-    assert [c["kind"] for c in found["collectives"]] == ["all-reduce", "all-gather"]
+    assert [c["kind"] for c in found["collectives"]] == ["all-gather", "all-reduce"]
     status, _, err = run("explain", plan_file, "params/up")
     assert status == 2
     assert err.startswith("meshplan explain: 'params/up' matches no argument or result of the plan. Nearest: state/")
