@@ -91,7 +91,8 @@ def find_collectives(text: str | Module, mesh_shape: MeshShape | None = None) ->
         found = _read(module, i, c)
         return [found] if found is not None else []
 
-    counted = tally(module, leaf, lambda f: f.collective.nbytes, _once_per_chain)
+    begun = _begun_chains(module)
+    counted = tally(module, leaf, lambda f: f.collective.nbytes, lambda items: _once_per_chain(items, begun))
     return tuple(_counted(f, n, mesh_shape) for f, n in counted if n > 0)
 
 
@@ -127,7 +128,7 @@ def _read(module: Module, i: Instruction, c: Computation) -> FoundCollective | N
             source=module.source(named) or _line_of_use(module, i, c), op_name=op_name(named),
         ),
         groups=groups, instruction=i.name, note=_NOTES.get(opcode, ""),
-        chain=_chain(module, i, c), starts=any('"AsyncCollectiveStart"' in j.attributes for j in c.instructions),
+        chain=_chain(module, i, c), starts=_begins(c),
     )
 
 
@@ -208,9 +209,21 @@ def _chain(module: Module, i: Instruction, c: Computation) -> str:
     return f"{i.opcode} {channel.group(1)} {i.shape.nbytes}"
 
 
-def _once_per_chain(items: Tally[FoundCollective]) -> Tally[FoundCollective]:
+def _begun_chains(module: Module) -> frozenset[str]:
+    """Chains that some computation begins; their repetitions may stand in another one (a loop that they span)."""
+    return frozenset(
+        _chain(module, i, c)
+        for c in module.computations.values() if _begins(c)
+        for i in c.instructions if "channel_id=" in i.attributes
+    )
+
+
+def _begins(c: Computation) -> bool:
+    return any('"AsyncCollectiveStart"' in j.attributes for j in c.instructions)
+
+
+def _once_per_chain(items: Tally[FoundCollective], begun: frozenset[str]) -> Tally[FoundCollective]:
     """Of the repetitions of a chain keep those that begin it, or one where none does."""
-    begun = {f.chain for f, _ in items if f.starts}
     kept: Tally[FoundCollective] = []
     seen: set[str] = set()
     for found, count in items:
