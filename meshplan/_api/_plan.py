@@ -120,7 +120,6 @@ class Plan:
 
     def in_shardings(self, mesh: Mesh | None = None) -> Any:
         """NamedShardings in the structure of the positional arguments (a tuple)."""
-        self._need_program()
         args, kwargs = shardings([a.spec for a in self.data.arguments], self._need_program().in_tree, self._mesh(mesh))
         return (args, kwargs) if kwargs else args
 

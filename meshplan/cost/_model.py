@@ -41,7 +41,7 @@ class Space:
 
     `held[node]`: values that take memory of their own there, with their dims; a result in a
     donated argument's place takes none. `put_away`: nodes whose results are only stacked or stored,
-    such as gradients on their way to the optimizer.
+    such as gradients on their way to the optimizer. `edges`: those of tied nodes, gathered.
     """
 
     graph: Graph
@@ -49,6 +49,7 @@ class Space:
     live: Liveness
     held: tuple[dict[int, Dims], ...]
     put_away: frozenset[int]
+    edges: tuple[TiedEdge, ...]
 
     @classmethod
     def of(cls, graph: Graph, ties: Ties) -> Space:
@@ -59,7 +60,7 @@ class Space:
         for e in graph.edges:
             if graph.nodes[e.source].free and graph.nodes[e.target].kind == "result":
                 held[e.target][e.value] = e.want  # made of literals, but it leaves the step
-        return cls(graph, ties, liveness(graph), tuple(held), _put_away(graph))
+        return cls(graph, ties, liveness(graph), tuple(held), _put_away(graph), tie_edges(graph, ties))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class MeshModel:
             if keep is not None:
                 found = found.take(keep(c, node, found))
             self.choices.append(found)
-        self.edges = tie_edges(space)
+        self.edges = space.edges
         self._specs: dict[tuple[Any, ...], tuple[list[Spec], Index]] = {}
 
     def node(self, c: int) -> Node:
@@ -233,9 +234,9 @@ class MeshModel:
         return out
 
 
-def tie_edges(space: Space) -> list[TiedEdge]:
+def tie_edges(graph: Graph, ties: Ties) -> tuple[TiedEdge, ...]:
     """Edges of tied nodes gathered, in a fixed order, the largest values first."""
-    graph, class_of = space.graph, space.ties.class_of
+    class_of = ties.class_of
     found: dict[Any, list[Edge]] = {}
     for e in graph.edges:
         source = graph.nodes[e.source]
@@ -246,7 +247,7 @@ def tie_edges(space: Space) -> list[TiedEdge]:
         )
         found.setdefault(key, []).append(e)
     edges = [TiedEdge(key[0], key[1], members[0], tuple(members)) for key, members in found.items()]
-    return sorted(edges, key=lambda t: -graph.program.nbytes(t.first.value))
+    return tuple(sorted(edges, key=lambda t: -graph.program.nbytes(t.first.value)))
 
 
 def narrowed(program: Program, edge: Edge) -> Aval | None:
