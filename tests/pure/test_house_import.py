@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import json
 import subprocess
@@ -42,12 +43,38 @@ def test_import_starts_no_backend() -> None:
     assert "meshplan" in top_level_modules(code)
 
 
+def test_import_loads_no_room() -> None:
+    code = "import sys, meshplan\nassert [m for m in sys.modules if m.startswith('meshplan.')] == []"
+    assert "meshplan" in top_level_modules(code)
+
+
+def test_plan_stays_the_function_when_its_room_is_imported() -> None:
+    code = "import meshplan.plan\nfrom meshplan import plan\nassert callable(plan) and meshplan.plan is plan"
+    assert "meshplan" in top_level_modules(code)
+
+
 def test_every_public_name_is_documented() -> None:
     import meshplan
 
-    names = [name for name in vars(meshplan) if not name.startswith("_")]
-    assert "plan" in names
+    names = [name for name in dir(meshplan) if not name.startswith("_")]
+    assert set(meshplan.__all__) <= set(names)
     assert [name for name in names if not (getattr(meshplan, name).__doc__ or "").strip()] == []
+
+
+def test_type_checkers_see_the_names_that_are_loaded_at_first_use() -> None:
+    import meshplan
+
+    tree = ast.parse((ROOT / "meshplan" / "__init__.py").read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0]
+    written = {alias.name: node.module for node in imports for alias in node.names if node.module != "typing"}
+    assert written == {name: f"meshplan.{room}" for name, room in meshplan._ROOM.items()}
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    import meshplan
+
+    with pytest.raises(AttributeError, match="has no attribute 'plam'"):
+        getattr(meshplan, "plam")  # noqa: B009
 
 
 def test_version_is_the_projects() -> None:
