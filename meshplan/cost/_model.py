@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from meshplan.core import Axes, MeshShape, Spec
+from meshplan.core import MeshShape, Spec
 from meshplan.cost._liveness import Liveness, liveness
 from meshplan.cost._nodes import node_seconds
 from meshplan.cost._problem import FORBIDDEN, Floats, Problem
-from meshplan.cost._rates import Rates
+from meshplan.cost._rates import Rates, Shares
 from meshplan.machine import Machine
 from meshplan.program import STACK, Program
 from meshplan.rules import Aval, Dims
@@ -77,21 +77,19 @@ class MeshModel:
     """The strategies of every class over one mesh and what they cost.
 
     `keep(class, node, choices)` says which strategies to consider. `traffic` weighs memory traffic, see `node_seconds`.
+    `whole`: a model of the same space, machine and mesh with all strategies, whose prices are taken over.
     """
 
     def __init__(
         self, space: Space, machine: Machine, mesh: MeshShape, keep: Keep | None = None, traffic: float = TRAFFIC,
-        small_share: Mapping[Axes, float] | None = None,
+        whole: MeshModel | None = None,
     ) -> None:
         self.space, self.machine, self.mesh, self.traffic = space, machine, mesh, traffic
-        self.rates = Rates(machine, mesh, small_share)
-        self.choices: list[Choices] = []
-        for c, node_index in enumerate(space.ties.first):
-            node = space.graph.nodes[node_index]
-            found = enumerate_choices(node, mesh)
-            if keep is not None:
-                found = found.take(keep(c, node, found))
-            self.choices.append(found)
+        self.rates = whole.rates if whole else Rates(machine, mesh)
+        nodes = [space.graph.nodes[i] for i in space.ties.first]
+        self.choices: list[Choices] = whole.choices if whole else [enumerate_choices(n, mesh) for n in nodes]
+        if keep is not None:
+            self.choices = [c.take(keep(i, n, c)) for i, (n, c) in enumerate(zip(nodes, self.choices, strict=True))]
         self.edges = space.edges
         self._specs: dict[tuple[Any, ...], tuple[list[Spec], Index]] = {}
 
@@ -137,24 +135,27 @@ class MeshModel:
 
     # arrays
 
-    def node_costs(self) -> list[Floats]:
+    def node_costs(self, shares: Shares | None = None) -> list[Floats]:
         """For each class (strategies,) seconds per step of all its members and of the edges between them."""
         space = self.space
         costs = []
         for c, members in enumerate(space.ties.members):
-            seconds = node_seconds(space.graph.program, self.node(c), self.choices[c], self.rates, self.traffic)
+            seconds = node_seconds(space.graph.program, self.node(c), self.choices[c], self.rates, self.traffic, shares)
             costs.append(seconds * len(members))
         for edge in self.edges:
             if edge.source == edge.target:
-                costs[edge.source] = costs[edge.source] + np.diagonal(self.edge_table(edge))
+                costs[edge.source] = costs[edge.source] + np.diagonal(self.edge_table(edge, shares))
         return costs
 
-    def edge_table(self, edge: TiedEdge) -> Floats:
+    def edge_table(self, edge: TiedEdge, shares: Shares | None = None) -> Floats:
         """(strategies of source, strategies of target) seconds per step of all members."""
         (sources, i), (targets, j) = self.source_specs(edge), self.target_specs(edge)
         if self.node(edge.source).free:
             return np.zeros((len(i), len(j)))
-        small = self.rates.table(sources, targets, *self.wire_bytes(edge.first), waits=self.waits(edge.first))
+        wire = self.rates.emission.dtype(self.space.graph.program.values[edge.first.value].aval.dtype)
+        small = self.rates.table(
+            sources, targets, *self.wire_bytes(edge.first), waits=self.waits(edge.first), dtype=wire, shares=shares
+        )
         small = np.where(small >= FORBIDDEN, FORBIDDEN, small * edge.first.count * len(edge.members))
         return small[np.ix_(i, j)]
 
@@ -176,14 +177,17 @@ class MeshModel:
             total += program.nbytes(v) / self.choices[c].shards(dims)
         return total
 
-    def problem(self, rows: Sequence[int], limit: float) -> Problem:
-        """The arrays, with a memory row for each of the positions `rows` and `limit` bytes for all."""
+    def problem(self, rows: Sequence[int], limit: float, shares: Shares | None = None) -> Problem:
+        """The arrays, with a memory row for each of the positions `rows` and `limit` bytes for all.
+
+        `shares`: latencies that small reductions were found to bear (`Chosen.small_shares`); none at first.
+        """
         pairs: dict[tuple[int, int], Floats] = {}
         edge_usages, edge_rows, edge_weights = {}, {}, {}
         for edge in self.edges:
             if edge.source != edge.target:
                 key = (edge.source, edge.target)
-                table = self.edge_table(edge)
+                table = self.edge_table(edge, shares)
                 pairs[key] = pairs[key] + table if key in pairs else table
         index = {key: k for k, key in enumerate(pairs)}
         if rows:
@@ -193,7 +197,7 @@ class MeshModel:
                 edge_usages[e], edge_rows[e], edge_weights[e] = table, which, weights
         usages, node_rows, weights = self._usage_rows(rows)
         return Problem(
-            node_costs=tuple(self.node_costs()), edges=tuple(pairs), edge_costs=tuple(pairs.values()),
+            node_costs=tuple(self.node_costs(shares)), edges=tuple(pairs), edge_costs=tuple(pairs.values()),
             usages=tuple(usages), rows=tuple(node_rows), row_weights=tuple(weights),
             limits=np.full(len(rows), float(limit)),
             edge_usages=edge_usages, edge_rows=edge_rows, edge_row_weights=edge_weights,

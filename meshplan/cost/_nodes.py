@@ -12,20 +12,21 @@ from __future__ import annotations
 import numpy as np
 
 from meshplan.cost._problem import Floats
-from meshplan.cost._rates import Rates
+from meshplan.cost._rates import Rates, Shares
 from meshplan.program import Op, Program
 from meshplan.strategy import Choices, Node
 
 
-def node_seconds(program: Program, node: Node, choices: Choices, rates: Rates, traffic: float = 1.0) -> Floats:
+def node_seconds(
+    program: Program, node: Node, choices: Choices, rates: Rates, traffic: float = 1.0, shares: Shares | None = None
+) -> Floats:
     """(strategies,) seconds per step, the sums inside included."""
     total = compute_seconds(program, node, choices, rates, traffic)
     for reduction in node.inner if not node.free else ():
-        nbytes = program.nbytes(reduction.value) * rates.emission.bytes_factor(
-            program.values[reduction.value].aval.dtype
-        )
+        dtype = program.values[reduction.value].aval.dtype
+        local = program.nbytes(reduction.value) / choices.shards(reduction.dims) * rates.emission.bytes_factor(dtype)
         over = choices.over(reduction.factors)
-        total = total + node.count * rates.all_reduce(over, nbytes / choices.shards(reduction.dims))
+        total = total + node.count * rates.all_reduce(over, local, rates.emission.dtype(dtype), shares)
     return total
 
 

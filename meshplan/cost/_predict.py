@@ -70,7 +70,7 @@ class Emitted:
 
 
 def combined_runs(found: Sequence[Collective]) -> int:
-    """How many collectives a compiler makes of these reductions in one region over one group of axes.
+    """How many collectives a compiler makes of these reductions of one dtype in one region over one group of axes.
 
     By bytes; small ones alone end up in two (measured: those that are ready before and after the longest wait).
     """
@@ -132,35 +132,36 @@ class Chosen:
     def communication_seconds(self, emitted: Sequence[Emitted]) -> float:
         """Bytes at the links' rates, and a latency for each collective that is left after combining."""
         rates, total = self.model.rates, 0.0
-        together: dict[tuple[CollectiveKind, Axes, int], list[Collective]] = {}
+        together: dict[tuple[CollectiveKind, Axes, str, int], list[Collective]] = {}
         for e in emitted:
             c = e.collective
             latency, per_byte = rates.collective(c.kind, c.axes)
             total += per_byte * c.total_bytes
             if e.combines:
-                together.setdefault((c.kind, c.axes, e.region), []).append(c)
+                together.setdefault((c.kind, c.axes, c.dtype, e.region), []).append(c)
             else:
                 total += latency * c.count
-        for (kind, axes, _), found in together.items():
+        for (kind, axes, _, _), found in together.items():
             total += rates.collective(kind, axes)[0] * combined_runs(found) * max(c.count for c in found)
         return total
 
-    def small_shares(self) -> dict[Axes, float]:
-        """By axes, the latency that is left for each small reduction over them after combining (see `Rates`)."""
-        together: dict[tuple[Axes, int], list[Collective]] = {}
+    def small_shares(self) -> dict[tuple[Axes, str], float]:
+        """By axes and dtype, the latency that is left for each small reduction after combining (see `Shares`)."""
+        together: dict[tuple[Axes, str, int], list[Collective]] = {}
         for e in self.collectives():
             if e.combines:
-                together.setdefault((e.collective.axes, e.region), []).append(e.collective)
-        borne: dict[Axes, list[float]] = {}
-        for (axes, _), found in together.items():
+                c = e.collective
+                together.setdefault((c.axes, c.dtype, e.region), []).append(c)
+        borne: dict[tuple[Axes, str], list[float]] = {}
+        for (axes, dtype, _), found in together.items():
             small = [c for c in found if c.nbytes < SMALL_BYTES]
             if small:
                 runs = combined_runs(small) if len(small) == len(found) else 0
                 count = max(c.count for c in small)
-                sums = borne.setdefault(axes, [0.0, 0.0])
+                sums = borne.setdefault((axes, dtype), [0.0, 0.0])
                 sums[0] += runs * count
                 sums[1] += len(small) * count
-        return {axes: runs / many for axes, (runs, many) in borne.items()}
+        return {key: runs / many for key, (runs, many) in borne.items() if runs}
 
     def _reductions(self, i: int, node: Node) -> Iterator[Emitted]:
         for r in node.inner:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,24 +19,23 @@ SMALL_BYTES, COMBINED_BYTES = 1 << 20, 30 << 20
 KERNEL_SECONDS = {"gpu": 3e-6, "tpu": 1e-6, "cpu": 5e-6}
 
 
-Linear = tuple[float, float, float, float, float]
+# By axes and dtype, the part of a latency that each small reduction bears; none where larger ones take them along.
+Shares = Mapping[tuple[Axes, str], float]
+Linear = tuple[float, float, float, float]
 
 
 class Rates:
-    """Prices, remembered per (kind, axes) and per pair of specs.
+    """Prices, remembered per (kind, axes) and per pair of specs."""
 
-    `small_share`: by axes, the part of a latency that each small reduction over them bears; 0 where larger
-    ones over the same axes take them along.
-    """
-
-    def __init__(self, machine: Machine, mesh: MeshShape, small_share: Mapping[Axes, float] | None = None) -> None:
-        self.machine, self.mesh, self.small_share = machine, mesh, dict(small_share or {})
+    def __init__(self, machine: Machine, mesh: MeshShape) -> None:
+        self.machine, self.mesh = machine, mesh
         self.emission = Emission(machine.chip.platform)
         self._rates: dict[tuple[CollectiveKind, Axes], tuple[float, float]] = {}
         self._paths: dict[tuple[Spec, Spec], tuple[Step, ...]] = {}
         self._linear: dict[tuple[Spec, Spec], Linear] = {}
         self._codes: dict[Spec, tuple[int, ...] | None] = {}
         self._tables: dict[tuple[tuple[Spec, ...], tuple[Spec, ...]], Floats] = {}
+        self._kinds: dict[tuple[tuple[Spec, ...], tuple[Spec, ...]], npt.NDArray[np.int64] | None] = {}
 
     def collective(self, kind: CollectiveKind, axes: Axes) -> tuple[float, float]:
         """(seconds of latency, seconds per byte of the larger local buffer)."""
@@ -45,10 +44,10 @@ class Rates:
             self._rates[key] = collective_rate(self.machine, self.mesh, kind, axes)
         return self._rates[key]
 
-    def seconds(self, kind: CollectiveKind, axes: Axes, nbytes: float) -> float:
-        """Of one collective; a small one shares the latency of those it is combined with."""
+    def seconds(self, kind: CollectiveKind, axes: Axes, nbytes: float, share: float = 0.0) -> float:
+        """Of one collective; a small one bears only its `share` of the latency of those it is combined with."""
         latency, per_byte = self.collective(kind, axes)
-        return latency * (1.0 if nbytes >= SMALL_BYTES else self.small_share.get(axes, 0.0)) + per_byte * nbytes
+        return latency * (1.0 if nbytes >= SMALL_BYTES else share) + per_byte * nbytes
 
     def path(self, source: Spec, target: Spec) -> tuple[Step, ...]:
         """`reshard_path`, remembered."""
@@ -58,7 +57,7 @@ class Rates:
         return self._paths[key]
 
     def linear(self, source: Spec, target: Spec) -> Linear:
-        """(latency of sums, of small sums, of moves, seconds per byte of the whole array in sums, in moves).
+        """(latency of sums, of moves, seconds per byte of the whole array in sums, in moves).
 
         Latencies are FORBIDDEN where there is no path.
         """
@@ -70,40 +69,57 @@ class Rates:
 
     def _price(self, source: Spec, target: Spec) -> Linear:
         if set(target.unreduced) - set(source.unreduced):
-            return FORBIDDEN, FORBIDDEN, 0.0, 0.0, 0.0
-        sum_latency = small_latency = move_latency = sums = moves = 0.0
+            return FORBIDDEN, 0.0, 0.0, 0.0
+        sum_latency = move_latency = sums = moves = 0.0
         for step in reshard_path(source, target, self.mesh):
             kind = self.emission.kind(step)
             if kind is not None:
                 a, b = self.collective(kind, step.axes)
                 if step.reduces:
                     sum_latency += a
-                    small_latency += a * self.small_share.get(step.axes, 0.0)
                     sums += b * step.fraction
                 else:
                     move_latency += a
                     moves += b * step.fraction
-        return sum_latency, small_latency, move_latency, sums, moves
+        return sum_latency, move_latency, sums, moves
 
     def tables(self, sources: tuple[Spec, ...], targets: tuple[Spec, ...]) -> Floats:
-        """(5, sources, targets): `linear` from each source spec to each target spec; remembered.
+        """(4, sources, targets): `linear` from each source spec to each target spec; remembered.
 
         Equal moves are priced once: pairs of specs are reduced to which axes share a dim, for all pairs at a time.
         """
         key = (sources, targets)
-        found = self._tables.get(key)
-        if found is None:
-            kinds = self._kinds_of_move(sources, targets)
-            if kinds is None:
-                prices = [[self.linear(a, b) for b in targets] for a in sources]
-                found = np.moveaxis(np.array(prices), 2, 0)
-            else:
-                _, first, index = np.unique(kinds, return_index=True, return_inverse=True)
-                rows, columns = np.unravel_index(first, kinds.shape)
-                prices = [self.linear(sources[i], targets[j]) for i, j in zip(rows, columns, strict=True)]
-                found = np.moveaxis(np.array(prices)[index.reshape(kinds.shape)], 2, 0)
-            self._tables[key] = found
-        return found
+        if key not in self._tables:
+            self._tables[key] = self._each_kind(sources, targets, self.linear)
+        return self._tables[key]
+
+    def small_latency(
+        self, sources: tuple[Spec, ...], targets: tuple[Spec, ...], dtype: str, shares: Shares
+    ) -> Floats:
+        """(sources, targets): seconds of latency that small sums of this dtype bear between the specs."""
+
+        def borne(source: Spec, target: Spec) -> tuple[float]:
+            if set(target.unreduced) - set(source.unreduced):
+                return (FORBIDDEN,)
+            steps = [(s, self.emission.kind(s)) for s in self.path(source, target) if s.reduces]
+            return (sum(self.collective(k, s.axes)[0] * shares.get((s.axes, dtype), 0.0) for s, k in steps if k),)
+
+        return self._each_kind(sources, targets, borne)[0]
+
+    def _each_kind(
+        self, sources: tuple[Spec, ...], targets: tuple[Spec, ...], price: Callable[[Spec, Spec], tuple[float, ...]]
+    ) -> Floats:
+        """(numbers, sources, targets) of `price`, which is asked once for each kind of move."""
+        key = (sources, targets)
+        if key not in self._kinds:
+            self._kinds[key] = self._kinds_of_move(sources, targets)
+        kinds = self._kinds[key]
+        if kinds is None:
+            return np.moveaxis(np.array([[price(a, b) for b in targets] for a in sources]), 2, 0)
+        _, first, index = np.unique(kinds, return_index=True, return_inverse=True)
+        rows, columns = np.unravel_index(first, kinds.shape)
+        prices = [price(sources[i], targets[j]) for i, j in zip(rows, columns, strict=True)]
+        return np.moveaxis(np.array(prices)[index.reshape(kinds.shape)], 2, 0)
 
     def _kinds_of_move(self, sources: tuple[Spec, ...], targets: tuple[Spec, ...]) -> npt.NDArray[np.int64] | None:
         """(sources, targets) a number that is equal for equal moves; None where axes are not in the mesh's order."""
@@ -134,22 +150,26 @@ class Rates:
         return self._codes[spec]
 
     def table(
-        self, sources: Sequence[Spec], targets: Sequence[Spec], sum_bytes: float, move_bytes: float, waits: bool = True
+        self, sources: Sequence[Spec], targets: Sequence[Spec], sum_bytes: float, move_bytes: float,
+        waits: bool = True, dtype: str = "", shares: Shares | None = None,
     ) -> Floats:
         """Seconds from each source spec to each target spec of an array of so many bytes on the wire.
 
         Of a sum that nothing waits for (a gradient on its way to where it is stored) many are combined into
-        one collective, which shares its latency out by bytes.
+        one collective, which shares its latency out by bytes. `dtype`: on the wire, while it is summed.
         """
-        sum_latency, small_latency, move_latency, sums, moves = self.tables(tuple(sources), tuple(targets))
+        sources, targets = tuple(sources), tuple(targets)
+        sum_latency, move_latency, sums, moves = self.tables(sources, targets)
         if sum_bytes < SMALL_BYTES:
-            latency = small_latency
+            some = shares and any(d == dtype for _, d in shares)
+            latency = self.small_latency(sources, targets, dtype, shares) if shares and some else 0.0
+            latency = np.where(sum_latency >= FORBIDDEN, FORBIDDEN, latency)
         else:
             share = 1.0 if waits else min(1.0, sum_bytes / COMBINED_BYTES)
             latency = np.where(sum_latency >= FORBIDDEN, FORBIDDEN, sum_latency * share)
         return latency + move_latency * float(move_bytes >= SMALL_BYTES) + sums * sum_bytes + moves * move_bytes
 
-    def all_reduce(self, over: np.ndarray, local_bytes: Floats) -> Floats:
+    def all_reduce(self, over: np.ndarray, local_bytes: Floats, dtype: str = "", shares: Shares | None = None) -> Floats:
         """(n,) seconds of an all-reduce of `local_bytes` over the axes that `over` (n, axes) marks."""
         out = np.zeros(len(over))
         patterns, index = np.unique(over, axis=0, return_inverse=True)
@@ -157,7 +177,8 @@ class Rates:
             axes = tuple(n for n, used in zip(self.mesh.names, pattern, strict=True) if used)
             if axes:
                 rows = index.reshape(-1) == p
-                out[rows] = [self.seconds("all-reduce", axes, n) for n in local_bytes[rows]]
+                share = shares.get((axes, dtype), 0.0) if shares else 0.0
+                out[rows] = [self.seconds("all-reduce", axes, n, share) for n in local_bytes[rows]]
         return out
 
     @property

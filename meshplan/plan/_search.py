@@ -9,10 +9,11 @@ import numpy as np
 
 from meshplan._options import Options
 from meshplan.core import Axes, MemoryLimitError, MeshError, MeshShape, Spec, format_bytes
-from meshplan.cost import TRAFFIC, Chosen, Emission, MeshModel, Prediction, Solution, Space
+from meshplan.cost import TRAFFIC, Chosen, Emission, MeshModel, Prediction, Problem, Solution, Space
 from meshplan.machine import Machine, legal_mesh_shapes
 from meshplan.plan._bind import keep_named, settle_names
-from meshplan.plan._pins import keep_pinned, pin_axes, pin_marks, pinned_meshes
+from meshplan.plan._pin_meshes import named_meshes, own_meshes
+from meshplan.plan._pins import Pins, as_pins, keep_pinned, pin_axes, pin_marks, pinned_meshes
 from meshplan.program import Program
 from meshplan.solve import minimum_peak, solve
 from meshplan.solve._descend import descend
@@ -43,13 +44,14 @@ KeepNode = Callable[[int, Node, Choices], np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The best strategies found for one mesh."""
+    """The best strategies found for one mesh. `rows`: the positions at which memory bound them."""
 
     mesh: MeshShape
     chosen: Chosen
     prediction: Prediction
     gap: float
     feasible: bool
+    rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +64,10 @@ class Search:
     space: Space
     classes: DimClasses
     places: Mapping[str, Sequence[tuple[int, int]]]
-    pins: Mapping[int, Spec]
+    pins: Pins
     limit: float
     options: Options
+    models: dict[MeshShape, MeshModel]  # those of unrestricted meshes looked at so far: strategies and prices are dear
 
     def keep(
         self, template: str | None, names: Mapping[str, Axes] | None = None
@@ -73,8 +76,8 @@ class Search:
 
         def wanted(c: int, about: Node, choices: Choices) -> np.ndarray:
             node = self.space.ties.first[c]
-            ok = keep_pinned(node, about, choices, self.pins)
-            if extra is not None and not (about.arguments.keys() & self.pins.keys()):
+            ok = keep_pinned(node, choices, self.pins)
+            if extra is not None and node not in self.pins.at:
                 ok &= extra(node, about, choices)
             if names:
                 ok &= keep_named(self.space.ties.members[c], choices, self.places, names)
@@ -84,49 +87,57 @@ class Search:
 
     def at(
         self, mesh: MeshShape, template: str | None = None, known: Sequence[Found] = (), exact: bool = True,
-        names: Mapping[str, Axes] | None = None, small_share: Mapping[Axes, float] | None = None,
-        traffic: float = TRAFFIC,
+        names: Mapping[str, Axes] | None = None, traffic: float = TRAFFIC, refine: bool = False,
     ) -> Found | None:
         """The cheapest strategies over one mesh; None where the restrictions leave none.
 
         `known`: answers to start from. Not `exact`: good strategies without a proof, in a fraction of the time.
+        `refine`: solved once more with the latencies that small reductions were found to bear.
         """
-        model = MeshModel(self.space, self.machine, mesh, self.keep(template, names), traffic, small_share)
+        if mesh not in self.models:
+            self.models[mesh] = MeshModel(self.space, self.machine, mesh)
+        keep = self.keep(template, names)
+        model = MeshModel(self.space, self.machine, mesh, keep, traffic, self.models[mesh])
         if any(len(c) == 0 for c in model.choices):
             return None
-        return self.fit(model, [s for f in known if (s := lifted(f, model)) is not None], exact)
+        starts = [s for f in known if (s := lifted(f, model)) is not None]
+        rows = next((f.rows for f in known if f.mesh == mesh), ())
+        return self.fit(model, starts, rows, exact, refine)
 
-    def fit(self, model: MeshModel, starts: list[tuple[int, ...]], exact: bool) -> Found:
+    def fit(
+        self, model: MeshModel, starts: list[tuple[int, ...]], known_rows: Sequence[int], exact: bool, refine: bool
+    ) -> Found:
         """Solve, look where memory runs over, add rows for those times, solve again."""
-        rows: list[int] = []
-        limit, best = self.limit, None
+        rows, limit, shares = list(known_rows), self.limit, None
+        best: Found | None = None
         if not starts:
             starts = [tuple(unused(c) for c in model.choices)]
         for _ in range(MEMORY_ROUNDS):
-            solution = self.solve(model, rows, limit, starts, exact)
+            solution = self.solve(model.problem(rows, limit, shares), model, starts, exact)
             chosen = Chosen(model, solution.choice)
             prediction = chosen.predict()
             fits = prediction.peak_bytes <= self.limit
-            found = Found(model.mesh, chosen, prediction, solution.gap, fits)
-            if fits:
-                return found
-            if best is None or prediction.peak_bytes < best.prediction.peak_bytes:
-                best = found
+            found = Found(model.mesh, chosen, prediction, solution.gap, fits, tuple(rows))
+            best = found if best is None or better(found, best) else best
+            borne = chosen.small_shares()
+            if fits and (not refine or shares is not None or not borne):
+                return best
             if not solution.feasible:
                 break
-            starts = [solution.choice]
+            starts, shares = [solution.choice], borne
+            if fits:
+                continue
             new = [r for r in peaks(chosen, self.limit) if r not in rows]
             if not new:  # the rows hold, the exact count is above: ask for less
                 limit *= min(0.98, self.limit / prediction.peak_bytes)
             rows += new[:ROWS_PER_ROUND]
         assert best is not None
-        return self.least(model, rows, best)
+        return best if best.feasible else self.least(model, rows, best)
 
     def solve(
-        self, model: MeshModel, rows: Sequence[int], limit: float, starts: Sequence[Sequence[int]], exact: bool
+        self, problem: Problem, model: MeshModel, starts: Sequence[Sequence[int]], exact: bool
     ) -> Solution:
         """Exactly where the problem is small enough; else by descent, two axes at a time where it should be good."""
-        problem = model.problem(rows, limit)
         seconds = self.options.solver_seconds
         entries = sum(table.size for table in problem.edge_costs)
         if entries <= (EXACT_ENTRIES if exact else SMALL_ENTRIES):
@@ -159,13 +170,12 @@ class Search:
     def meshes(self, template: str | None = None) -> list[MeshShape]:
         """All mesh shapes worth a look, fewest axes first."""
         given = {a for n, names in AXIS_NAMES.items() if n <= self.options.max_axes for a in names}
-        named = pin_axes(self.pins, [a for a in AXIS_NAMES[3] if a in given], self.program.args)
+        named = pin_axes(self.pins, [a for a in AXIS_NAMES[3] if a in given])
         shapes = legal_mesh_shapes(self.machine, self.options.max_axes)
         uniform = len(self.machine.levels) == 1 and self.machine.levels[0].kind == "switch"
         if uniform and not named and template not in TENSOR_TEMPLATES:
             shapes = [s for s in shapes if tuple(sorted(s, reverse=True)) == tuple(s)]
-        meshes = [MeshShape(tuple(zip(AXIS_NAMES[len(s)], s, strict=True))) for s in shapes if len(s) in AXIS_NAMES]
-        meshes = [m for m in meshes if named <= set(m.names)]
+        meshes = named_meshes(shapes, named, AXIS_NAMES) or own_meshes(self.pins, self.machine.devices, self.machine.name)
         if template in TENSOR_TEMPLATES:
             meshes = [m for m in meshes if len(m.axes) >= 2]
         elif template is not None:
@@ -181,8 +191,8 @@ class Search:
             (f for f in fitting if f.gap > EXACT_GAP and f.prediction.score <= least * (1 + CLOSE)),
             key=lambda f: f.prediction.score,
         )[:MOST_PROVEN]
-        better = {id(f): self.at(f.mesh, template, [f]) or f for f in close}
-        return [better.get(id(f), f) for f in everything]
+        again = {id(f): self.at(f.mesh, template, [f], refine=True) or f for f in close}
+        return [again.get(id(f), f) for f in everything]
 
     @staticmethod
     def worth(simpler: Found, other: Found) -> float:
@@ -194,7 +204,8 @@ class Search:
         everything: list[Found] = []
         meshes = pinned_meshes(self.pins, self.graph, meshes)
         for mesh in meshes:
-            found = self.at(mesh, template, everything[-3:], exact=len(meshes) == 1)
+            alone = len(meshes) == 1
+            found = self.at(mesh, template, everything[-3:], exact=alone, refine=alone)
             if found is not None:
                 everything.append(found)
         everything = self.proven(everything, template) if len(meshes) > 1 else everything
@@ -214,20 +225,9 @@ class Search:
                 best = f
         if self.options.equal_names:
             best = self.named(best, template)
-        elif template is None:
-            best = self.refined(best)
-            best = self.beyond_templates(best) if len(meshes) > 1 else best
+        elif template is None and len(meshes) > 1:
+            best = self.beyond_templates(best)
         return best, everything
-
-    def refined(self, found: Found) -> Found:
-        """Solved once more with the latencies that small reductions were found to bear; the better of the two."""
-        shares = found.chosen.small_shares()
-        if not any(shares.values()):
-            return found
-        again = self.at(found.mesh, None, [found], exact=False, small_share=shares)
-        if again is None or not again.feasible or again.prediction.step_seconds >= found.prediction.step_seconds:
-            return found
-        return again
 
     def beyond_templates(self, found: Found) -> Found:
         """The answer, unless a template takes less time on its mesh or one of two axes: then the best by time alone.
@@ -243,7 +243,7 @@ class Search:
         best = min([found, *fitting], key=lambda a: a.prediction.step_seconds)
         if best is found:
             return found
-        again = self.at(best.mesh, None, [best], exact=False, traffic=0.0)
+        again = self.at(best.mesh, None, [best], exact=False, traffic=0.0, refine=True)
         return min((f for f in (best, again) if f is not None and f.feasible), key=lambda f: f.prediction.step_seconds)
 
     def named(self, found: Found, template: str | None) -> Found:
@@ -262,15 +262,25 @@ class Search:
 
 
 def prepare(
-    program: Program, machine: Machine, pins: Mapping[int, Spec], limit: float | None, options: Options
+    program: Program, machine: Machine, pins: Pins | Mapping[int, Spec], limit: float | None, options: Options
 ) -> Search:
     graph = build_graph(program, merge_sums=Emission(machine.chip.platform).merges_sums)
-    ties = tie(graph, pin_marks(graph, pins), options.tie_radius)
+    pins = as_pins(pins, program).bind(graph)
+    ties = tie(graph, pin_marks(pins), options.tie_radius)
     budget = limit if limit is not None else machine.memory_bytes * options.memory_fraction
     return Search(
         program=program, machine=machine, graph=graph, space=Space.of(graph, ties), classes=dim_classes(graph),
-        places=bound_places(graph), pins=pins, limit=float(budget), options=options,
+        places=bound_places(graph), pins=pins, limit=float(budget), options=options, models={},
     )
+
+
+def better(found: Found, best: Found) -> bool:
+    """Whether an answer is to be preferred: one that fits, then one that takes less time, or less memory if none fits."""
+    if found.feasible != best.feasible:
+        return found.feasible
+    if not found.feasible:
+        return found.prediction.peak_bytes < best.prediction.peak_bytes
+    return found.prediction.score < best.prediction.score
 
 
 def unused(choices: Choices) -> int:

@@ -25,6 +25,7 @@ from meshplan.solve._reduce import drop_dominated, put_back, reduce_nodes
 FIRST_STEPS, MOST_STEPS = 8, 60
 MOST_REPAIRS = 12
 SMALL_PROGRAM = 600
+LEAST_STEP = 0.01  # of the way to the best choice known: shorter steps along memory prices change nothing
 
 
 @dataclass(slots=True, kw_only=True)
@@ -170,7 +171,7 @@ def _dense_round(model: Model, best: Best) -> Round:
     seeds = _seeds(model, None, best) if loads.items else []
     for seed in seeds:
         best.offer(model, repair(model, seed, prices, best.deadline))
-    step = 1.0
+    step, best_prices, excess = 1.0, prices, prices
     for _ in range(20 if loads.items else 4):
         unary, pairs = model.priced(prices)
         moved = start(unary, pairs)
@@ -179,18 +180,17 @@ def _dense_round(model: Model, best: Best) -> Round:
         choice = moved.decode()
         best.offer(model, repair(model, choice, prices, best.deadline))
         if bound > best_bound:
-            best_bound = bound
+            best_bound, best_prices, excess = bound, prices, loads.usage(choice) - loads.limits
             best_masks = moved.open_strategies(best.upper + float(prices @ loads.limits))
         else:
-            step *= 0.5
-        if best.late or best.closed(best_bound) or not loads.items:
+            step *= 0.25
+        if best.late or best.closed(best_bound) or not loads.items or step < LEAST_STEP:
             break
-        excess = loads.usage(choice) - loads.limits
-        wanted = best.upper - bound if math.isfinite(best.upper) else abs(bound)
+        wanted = best.upper - best_bound if math.isfinite(best.upper) else abs(best_bound)
         norm = float(excess @ excess)
         if norm == 0.0 or (not prices.any() and not (excess > 0).any()):
             break
-        prices = np.maximum(0.0, prices + step * wanted / norm * excess)
+        prices = np.maximum(0.0, best_prices + step * wanted / norm * excess)
     usable: Masks | None = best_masks if math.isfinite(best.upper) else None
     return Round(bound=best_bound, model=restrict(model, usable) if usable is not None else model)
 

@@ -68,11 +68,14 @@ def is_anchor(op: Op) -> bool:
 
 
 class Grouper:
-    """Puts a program's operations into groups, one after the other; `sums` are additions that decide alone."""
+    """Puts a program's operations into groups, one after the other.
 
-    def __init__(self, program: Program, sums: frozenset[int]) -> None:
+    `sums` are additions that decide for themselves, with the conversions `between` them and what they add.
+    """
+
+    def __init__(self, program: Program, sums: frozenset[int], between: frozenset[int] = frozenset()) -> None:
         self.program = program
-        self.sums = sums
+        self.sums, self.between = sums, between
         self.drafts: list[Draft | None] = []
         self.group_of: list[int] = []  # of every operation
         self.depth_of: list[int] = []
@@ -116,6 +119,10 @@ class Grouper:
             target = len(self.drafts) - 1
             self.enter(op, target)
         self.group_of.append(target)
+        if op.index in self.sums:
+            for made in dict.fromkeys(values[v].op for v in op.operands if v is not None):
+                if made in self.between:
+                    self.merge(self.group_of[made], target, op)
 
     def find_group(self, op: Op, depth: int) -> int:
         """The group of the largest operand where the operation fits in; other groups join it."""
@@ -128,6 +135,8 @@ class Grouper:
             draft = self.drafts[group]
             assert draft is not None
             if draft.anchor or draft.depth != depth or draft.place != (op.region, op.scope):
+                continue
+            if (op.index in self.between) != (draft.ops[-1] in self.between):
                 continue
             candidates.append((draft.free, -self.program.values[operand].aval.size, group))  # type: ignore[index]
         ordered = list(dict.fromkeys(group for _, _, group in sorted(candidates)))

@@ -224,8 +224,6 @@ def test_paths_as_documented(source: Spec, target: Spec, steps: list[str]):
 
 # ------------------------------------------------------------------------------------------------- prices
 
-SHARES = {("a",): 0.25, ("a", "b"): 0.5}  # of a small reduction's latency
-MACHINES = ["cpu:8", "tpu-v5e:2x4", "h100:1x8", "h100:2x4"]
 
 
 def all_specs(mesh: MeshShape, ndim: int, partial: bool) -> list[Spec]:
@@ -242,11 +240,11 @@ def all_specs(mesh: MeshShape, ndim: int, partial: bool) -> list[Spec]:
 @pytest.mark.parametrize("sizes", [{"a": 8}, {"a": 2, "b": 4}, {"a": 2, "b": 2, "c": 2}])
 def test_tables_are_the_prices_of_each_pair(name: str, sizes: dict[str, int]):
     mesh = MeshShape.of(sizes)
-    rates = Rates(Machine.preset(name), mesh, SHARES)
+    rates = Rates(Machine.preset(name), mesh)
     sources, targets = all_specs(mesh, 2, partial=True), all_specs(mesh, 2, partial=True)
     table = rates.tables(tuple(sources), tuple(targets))
     assert table.shape[1:] == (len(sources), len(targets))
-    alone = Rates(Machine.preset(name), mesh, SHARES)
+    alone = Rates(Machine.preset(name), mesh)
     for i, j in itertools.product(range(len(sources)), range(len(targets))):
         assert tuple(table[:, i, j]) == alone.linear(sources[i], targets[j]), (sources[i], targets[j])
 
@@ -266,8 +264,9 @@ def test_tables_of_specs_in_another_order_than_the_mesh():
 def test_a_price_is_that_of_the_steps_of_the_path(move: tuple[MeshShape, Spec, Spec], share: float):
     mesh, source, target = move
     for name in (f"cpu:{mesh.devices}", f"h100:1x{mesh.devices}"):
-        shares = {axes: share for n in (1, 2, 3) for axes in itertools.permutations(mesh.names, n)}
-        rates = Rates(Machine.preset(name), mesh, shares)
+        orders = [axes for n in (1, 2, 3) for axes in itertools.permutations(mesh.names, n)]
+        shares = {(axes, "float32"): share for axes in orders}
+        rates = Rates(Machine.preset(name), mesh)
         latency = {True: 0.0, False: 0.0}
         per_byte = {True: 0.0, False: 0.0}
         for step in reshard_path(source, target, mesh):
@@ -277,12 +276,13 @@ def test_a_price_is_that_of_the_steps_of_the_path(move: tuple[MeshShape, Spec, S
                 latency[step.reduces] += one
                 per_byte[step.reduces] += rate * step.fraction
         found = rates.linear(source, target)
-        wanted = (latency[True], share * latency[True], latency[False], per_byte[True], per_byte[False])
-        assert found == pytest.approx(wanted)
+        assert found == pytest.approx((latency[True], latency[False], per_byte[True], per_byte[False]))
         seconds = rates.table([source], [target], 64e6, 32e6)[0, 0]
         assert seconds == pytest.approx(sum(latency.values()) + per_byte[True] * 64e6 + per_byte[False] * 32e6)
-        small = rates.table([source], [target], 1e3, 1e3)[0, 0]
+        small = rates.table([source], [target], 1e3, 1e3, dtype="float32", shares=shares)[0, 0]
         assert small == pytest.approx(share * latency[True] + sum(per_byte.values()) * 1e3)
+        other = rates.table([source], [target], 1e3, 1e3, dtype="bfloat16", shares=shares)[0, 0]
+        assert other == pytest.approx(sum(per_byte.values()) * 1e3)
 
 
 def test_no_value_becomes_more_unreduced_on_its_way():
