@@ -11,10 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from meshplan.program import CARRY, MERGE, SLICE, STACK, Op, Program, runs_of
+from meshplan.program import CARRY, CROSSINGS, SLICE, STACK, Op, Program, runs_of
 from meshplan.rules import JOINTLY_LINEAR, Dims
 from meshplan.strategy._groups import Group, Grouper
 
+# Anchors whose sums over shards may be left undone until they are added to another.
+SUMMING = frozenset({"dot_general", "conv_general_dilated", "scatter-add"})
 NodeKind = Literal["anchor", "chain", "sum", "argument", "crossing", "view", "result"]
 
 
@@ -89,7 +91,7 @@ class Graph:
 def build_graph(program: Program, merge_sums: bool = True) -> Graph:
     """The decisions of a program, before any mesh is known. `merge_sums`: the back end adds partial
     sums before it reduces them."""
-    return _Builder(program, find_sums(program) if merge_sums else frozenset()).build()
+    return _Builder(program, *(find_sums(program) if merge_sums else (frozenset(), frozenset()))).build()
 
 
 def factors_of_shape(shape: Iterable[int]) -> tuple[tuple[int, ...], Dims]:
@@ -103,23 +105,39 @@ def factors_of_shape(shape: Iterable[int]) -> tuple[tuple[int, ...], Dims]:
     return tuple(sizes), tuple(dims)
 
 
-def find_sums(program: Program) -> frozenset[int]:
-    """Additions of values that may still be unreduced: dots with one consumer, and such sums."""
+def find_sums(program: Program) -> tuple[frozenset[int], frozenset[int]]:
+    """(additions of values that may still be unreduced, conversions there and back between them).
+
+    What may be unreduced: what only the addition reads of an anchor that sums, and such additions.
+    """
     sums: set[int] = set()
+    between: set[int] = set()
     results = {leaf.value for leaf in program.results}
 
-    def may_be_partial(value: int | None, op: Op) -> bool:
-        if value is None or program.values[value].op < 0 or value in results:
-            return False
-        made = program.ops[program.values[value].op]
-        same_place = (made.region, made.scope) == (op.region, op.scope)
-        partial = made.index in sums or (made.primitive == "dot_general" and bool(made.rule.reduced_factors()))
-        return same_place and partial and len(program.consumers[value]) == 1
+    def partial(value: int | None, op: Op) -> list[int] | None:
+        """The conversions between the sum and `op`; None where there is no such sum."""
+        passed: list[int] = []
+        while value is not None and program.values[value].op >= 0 and value not in results:
+            made = program.ops[program.values[value].op]
+            if (made.region, made.scope) != (op.region, op.scope) or len(program.consumers[value]) != 1:
+                return None
+            if made.primitive == "convert_element_type":
+                passed.append(made.index)
+                value = made.operands[0]
+                continue
+            summed = made.primitive in SUMMING and set(made.rule.combine.values()) <= {"sum"}
+            if not (made.index in sums or (summed and made.rule.reduced_factors())):
+                return None
+            return passed if program.values[value].aval.dtype == op.view.results[0].dtype else None
+        return None
 
     for op in program.ops:
-        if op.primitive in JOINTLY_LINEAR and len(op.operands) == 2 and all(may_be_partial(v, op) for v in op.operands):
-            sums.add(op.index)
-    return frozenset(sums)
+        if op.primitive in JOINTLY_LINEAR and len(op.operands) == 2:
+            ways = [partial(v, op) for v in op.operands]
+            if all(w is not None for w in ways):
+                sums.add(op.index)
+                between.update(i for w in ways if w for i in w)
+    return frozenset(sums), frozenset(between)
 
 
 def kernels(group: Group, program: Program) -> dict[int, int]:
@@ -154,7 +172,7 @@ def kept_inside(program: Program, group: Group, outside: dict[int, Dims]) -> dic
 class _Builder:
     """Nodes first (arguments, groups and crossings in the program's order), then the edges between them."""
 
-    def __init__(self, program: Program, sums: frozenset[int]) -> None:
+    def __init__(self, program: Program, sums: frozenset[int], between: frozenset[int]) -> None:
         self.program = program
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
@@ -162,17 +180,17 @@ class _Builder:
         self.node_of_op: dict[int, int] = {}
         self.node_of_arg: dict[int, int] = {}
         self.result_nodes: dict[int, int] = {}
-        self.sums = sums
+        self.sums, self.between = sums, between
         self.crossings: dict[int, tuple[Op, Dims]] = {}  # node -> (operation, dims its operands must have)
 
     def build(self) -> Graph:
         """The whole graph."""
-        groups, group_of = Grouper(self.program, self.sums).build()
+        groups, group_of = Grouper(self.program, self.sums, self.between).build()
         for i, leaf in enumerate(self.program.args):
             self.add_argument(i, leaf.value)
         done: set[int] = set()
         for op in self.program.ops:
-            if op.primitive in (CARRY, SLICE, STACK, MERGE):
+            if op.primitive in CROSSINGS:
                 self.add_crossing(op)
             elif group_of[op.index] not in done:
                 done.add(group_of[op.index])
@@ -243,10 +261,14 @@ class _Builder:
                 else:
                     inner.append(reduction)
         kept = kept_inside(program, group, values) if not group.anchor else {}
-        kind: NodeKind = "sum" if first.index in self.sums else "anchor" if group.anchor else "chain"
+        # made of literals, but written to memory: what an init function makes is no free copy on every device
+        only_left = bool(values) and all(v in results for v in values) and not any(
+            use not in inside for v in values for use, _ in program.consumers[v]
+        )
+        kind: NodeKind = "sum" if group.ops[-1] in self.sums else "anchor" if group.anchor else "chain"
         index = self.add(Node(
             kind=kind, sizes=group.sizes, whole=group.whole, values=values, partial=partial, inner=tuple(inner),
-            kept=kept, group=group, count=first.count, region=group.region, scope=group.scope, free=group.free,
+            kept=kept, group=group, count=first.count, region=group.region, scope=group.scope, free=group.free and not only_left,
             position=group.ops[-1],
         ))
         for op_index in group.ops:
