@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshplan.core import MeshShape, bytes_by_kind
+from meshplan.core import Collective, MeshShape, bytes_by_kind
 from meshplan.cost import Chosen, MeshModel, Prediction, Rates, Space
 from meshplan.cost._emission import Emission
 from meshplan.cost._nodes import node_seconds
+from meshplan.cost._predict import Emitted
 from meshplan.machine import Machine
 from meshplan.plan import Found, Search
 from meshplan.plan._search import unused
@@ -400,3 +401,22 @@ def test_a_prediction_adds_up():
         assert p.compute_seconds == pytest.approx(p.flops / free.chip.flops_for("float32"))
         assert p.step_seconds == p.compute_seconds + p.communication_seconds
         assert p.traffic_seconds > 0
+
+
+def test_reductions_of_two_dtypes_are_not_combined():
+    """XLA combines reductions of one computation, and that has one dtype: three runs, not two."""
+
+    def reduction(dtype: str, nbytes: int) -> Emitted:
+        found = Collective(
+            kind="all-reduce", nbytes=nbytes, group_size=8, count=1, axes=("data",), dtype=dtype, source="", op_name=""
+        )
+        return Emitted(found, region=0, combines=True)
+
+    model = model_of(graph_of(sgd_step, *mlp_args(1), donate=(0,)), "h100:1x8", data=8)
+    chosen = Chosen(model, [0] * len(model.choices))
+    latency, per_byte = model.rates.collective("all-reduce", ("data",))
+    large, small = 20 << 20, 1 << 10
+    one = chosen.communication_seconds([reduction("bfloat16", large), reduction("bfloat16", small)])
+    two = chosen.communication_seconds([reduction("bfloat16", large), reduction("float32", small)])
+    assert one == pytest.approx(latency + per_byte * (large + small))
+    assert two == pytest.approx(2 * latency + per_byte * (large + small))

@@ -406,6 +406,23 @@ def test_a_sum_with_a_value_that_is_complete_is_none():
     assert "sum" not in [n.kind for n in graph.nodes]
 
 
+def test_conversions_there_and_back_do_not_part_a_sum_from_what_it_adds():
+    """The gradient of a tied embedding: a scatter in one precision, a product that was rounded on its way."""
+
+    def step(x: Any, y: Any, at: Any) -> Any:
+        product = (x.T @ y).astype(jnp.bfloat16).astype(jnp.float32)
+        return jnp.zeros_like(product).at[at].add(y) + product
+
+    at = jax.ShapeDtypeStruct((8,), jnp.int32)
+    graph = graph_of(step, f32(8, 16), f32(8, 4), at)
+    (total,) = [n for n in graph.nodes if n.kind == "sum"]
+    assert total.group is not None
+    primitives = [graph.program.ops[i].primitive for i in total.group.ops]
+    assert sorted(primitives) == ["add", "convert_element_type", "convert_element_type"]
+    once = graph_of(lambda x, y: (x @ y).astype(jnp.bfloat16) + (y @ x).astype(jnp.bfloat16), f32(8, 8), f32(8, 8))
+    assert "sum" not in [n.kind for n in once.nodes], "a sum in another precision is another sum"
+
+
 def test_a_product_read_twice_is_not_summed_later():
     graph = graph_of(lambda x, a, b: (lambda p: (p + x @ b, jnp.tanh(p)))(x @ a), f32(8, 8), f32(8, 8), f32(8, 8))
     assert "sum" not in [n.kind for n in graph.nodes]
