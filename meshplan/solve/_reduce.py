@@ -16,6 +16,7 @@ from meshplan.cost._problem import Floats, Ints
 from meshplan.solve._model import Item, Masks, Model, Pairs, restrict
 
 MOST_TABLE = 8_000_000
+AT_ONCE = 100_000  # differences taken in one go: one numpy call where many would take longer than their work
 
 
 def drop_dominated(model: Model, rounds: int = 3) -> Model:
@@ -70,13 +71,18 @@ def _no_heavier(items: list[tuple[Item, int]], k: int) -> npt.NDArray[np.bool_]:
 
 def _least_difference(table: Floats, wanted: npt.NDArray[np.bool_]) -> Floats:
     """[s, t]: least of table[s] - table[t] over the other end; -inf where t forbids what s allows."""
+    k, m = table.shape
+    finite = bool(np.isfinite(table).all())
+    if k * k * m <= AT_ONCE and finite:
+        return np.where(wanted, (table[:, None, :] - table[None, :, :]).min(axis=2, initial=np.inf), -np.inf)
     result = np.full(wanted.shape, -np.inf)
     for t in np.flatnonzero(wanted.any(axis=0)):
         rows = np.flatnonzero(wanted[:, t])
         with np.errstate(invalid="ignore"):
             difference = table[rows] - table[t]
-        difference[np.isnan(difference)] = np.inf
-        result[rows, t] = difference.min(axis=1)
+        if not finite:
+            difference[np.isnan(difference)] = np.inf
+        result[rows, t] = difference.min(axis=1, initial=np.inf)
     return result
 
 
