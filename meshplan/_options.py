@@ -21,6 +21,9 @@ class Options:
     equal_names: dims of equal name (`mp.dims`, `mp.params`) get equal axes wherever they are named. Off by
         default: the search is then free to split the batch one way in a block and another way at the logits,
         and the names label dims in reports and in `logical_axis_rules`.
+    follow_shardings: shardings that the step itself states (`with_sharding_constraint`, `reshard`, `out_sharding`) and
+        those of the arguments (`ShapeDtypeStruct(sharding=...)`, arrays on a mesh) are pins. Off: the planner chooses
+        there too, and a note says how many it passed over.
     rules: factor rules for primitives that meshplan does not know, by name: a function of an `OpView`,
         or text in JAX's notation ("i j, j k -> i k").
     """
@@ -30,4 +33,5 @@ class Options:
     tie_radius: int = 2
     memory_fraction: float = 0.9
     equal_names: bool = False
+    follow_shardings: bool = True
     rules: Mapping[str, Any] = field(default_factory=dict)

@@ -2,27 +2,38 @@
 
 `prove(eqn, operands)` runs a traced equation's primitive on the whole operands, then, factor by
 factor, on cut operands with the static parameters of one shard, and holds the shards'
-results against the same cut of the whole result, or their combination against the whole.
+results against the same cut of the whole result, or their combination against the whole. Halos are
+proved too: a shard runs on its block and the rows that the halo says it needs from others.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshplan.rules import JOINTLY_LINEAR, Aval, OpRule, OpView, rule_for
+from meshplan.core import _jax_primitives
+from meshplan.rules import JOINTLY_LINEAR, Aval, Halo, OpRule, OpView, rule_for, with_halos
 
 COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "sum": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum,
     "and": np.bitwise_and, "or": np.bitwise_or,
 }  # fmt: skip
+_CLOSED = ("scatter", "reduce", "select_and", "custom_partitioning", "pallas_call")  # the inside belongs to them
 _UNDEFINED = frozenset({"empty"})
+_PARTIAL = ("reshape", "conv_general", "reduce_window", "select_and", "slice", "pad", "rev", "scaled_dot")
+
+
+@functools.lru_cache(maxsize=1)
+def registered() -> frozenset[str]:
+    """Names of the primitives of the installed jax."""
+    return frozenset(_jax_primitives.registered_primitives())
 
 
 def is_key(x: Any) -> bool:
@@ -35,7 +46,7 @@ def equations(fn: Callable[..., Any], *args: Any) -> Iterator[Any]:
     def walk(jaxpr: Any) -> Iterator[Any]:
         for eqn in jaxpr.eqns:
             inner = [j for value in eqn.params.values() for j in _jaxprs(value)]
-            if inner and eqn.primitive.name.split("-")[0].split("_")[0] not in ("scatter", "reduce"):
+            if inner and not eqn.primitive.name.startswith(_CLOSED):
                 for j in inner:
                     yield from walk(j)
             else:
@@ -109,7 +120,7 @@ def check_shapes(view: OpView, rule: OpRule) -> None:
             assert len(used) == len(set(used)), (view.primitive, dims)
             for n, entry in zip(aval.shape, dims, strict=True):
                 assert n % math.prod(rule.sizes[f] for f in entry) == 0, (view.primitive, aval, dims)
-                if len(entry) == 1 and view.primitive != "reshape":
+                if len(entry) == 1 and not view.primitive.startswith(_PARTIAL):
                     assert rule.sizes[entry[0]] == n, (view.primitive, aval, dims)
     carried = {f for entries in (*rule.operands, *rule.results) for d in entries for f in d}
     assert carried == set(range(len(rule.sizes))), view.primitive
@@ -127,6 +138,60 @@ def divisors(size: int, most: int = 3) -> list[int]:
 
 def _local(entries: tuple[tuple[int, ...], ...], shape: tuple[int, ...], shard: Shard) -> tuple[int, ...]:
     return tuple(n // shard.count if shard.factor in e else n for n, e in zip(shape, entries, strict=True))
+
+
+_WINDOWED = ("conv_general", "reduce_window", "select_and", "slice", "pad", "rev")
+
+
+def window_of(view: OpView, d: int) -> tuple[Halo, int, int]:
+    """How dim d of the smaller side is read, from the parameters alone; the operand's dim and the parameters' index."""
+    shape, out, params = view.operands[0].shape, view.results[0].shape, view.params
+    if view.primitive.startswith("select_and_scatter"):
+        shape, out = out, min((a.shape for a in view.operands if a.shape), key=math.prod)
+    place: dict[str, Any] = {"operands": ((0, d),), "results": ((0, d),), "size": shape[d], "out": out[d]}
+    if view.primitive == "pad":
+        low, _, inside = params["padding_config"][d]
+        return Halo(**place, low=low, dilation=inside + 1), d, d
+    if view.primitive == "slice":
+        return Halo(**place, low=-params["start_indices"][d], stride=(params["strides"] or (1,) * len(shape))[d]), d, d
+    if view.primitive == "rev":
+        return Halo(**place, reverse=True), d, d
+    if view.primitive == "conv_general_dilated":
+        numbers = params["dimension_numbers"]
+        i = numbers.out_spec[2:].index(d)
+        o, d = d, numbers.lhs_spec[2 + i]
+        place = {"operands": ((0, d),), "results": ((0, o),), "size": shape[d], "out": out[o]}
+        window, spread = view.operands[1].shape[numbers.rhs_spec[2 + i]], params["rhs_dilation"][i]
+        dilation = params["lhs_dilation"][i]
+    else:
+        ones = (1,) * len(shape)
+        i, window = d, params["window_dimensions"][d]
+        spread, dilation = (params.get(k, ones)[d] for k in ("window_dilation", "base_dilation"))
+    reach = (window - 1) * spread + 1
+    halo = Halo(
+        **place, window=reach, stride=params["window_strides"][i], low=params["padding"][i][0], dilation=dilation
+    )
+    return halo, d, i
+
+
+def window_params(view: OpView, d: int, index: int, count: int, rows: tuple[int, int]) -> dict[str, Any]:
+    """The parameters with which block `index` of `count` runs, holding these rows of the operand."""
+    halo, _, i = window_of(view, d)
+    first, last = halo.reads(index, count)
+    low, high = rows[0] * halo.dilation - first, last - (rows[1] - 1) * halo.dilation
+    params = dict(view.params)
+    if view.primitive == "rev":
+        return params
+    if view.primitive == "slice":
+        starts, limits = list(params["start_indices"]), list(params["limit_indices"])
+        starts[i], limits[i] = -low, last - rows[0] + 1
+        return params | {"start_indices": tuple(starts), "limit_indices": tuple(limits)}
+    name = "padding_config" if view.primitive == "pad" else "padding"
+    if view.primitive.startswith(("reduce_window", "select_and")):
+        low, high = max(low, 0), max(high, 0)  # rows that no window reaches are no padding
+    pairs = list(params[name])
+    pairs[i] = (low, high, *pairs[i][2:])
+    return params | {name: tuple(pairs)}
 
 
 def _adapt(view: OpView, rule: OpRule, shard: Shard) -> dict[str, Any]:
@@ -157,23 +222,72 @@ def _adapt(view: OpView, rule: OpRule, shard: Shard) -> dict[str, Any]:
             params["reps"] = tuple(m // n for m, n in zip(out, ins[0], strict=True))
         case "conv_general_dilated":
             _adapt_conv(params, view, ins)
+    if view.primitive.startswith(_WINDOWED):
+        params |= _adapt_window(view, rule, shard)
     return params
+
+
+def _adapt_window(view: OpView, rule: OpRule, shard: Shard) -> dict[str, Any]:
+    """The window's parameters where the split dim is read through one."""
+    operand = rule.operands[0]
+    for d, entry in enumerate(rule.results[0]):
+        spatial = view.primitive != "conv_general_dilated" or d in view.params["dimension_numbers"].out_spec[2:]
+        if shard.factor in entry and spatial:
+            halo, source, _ = window_of(view, d)
+            plain = halo.size == halo.out and (halo.window, halo.low, halo.dilation) == (1, 0, 1)
+            if plain or shard.factor not in operand[source]:
+                continue
+            own = halo.size // shard.count
+            block = (shard.index * own, (shard.index + 1) * own)
+            changed = window_params(view, d, shard.index, shard.count, block)
+            return {k: v for k, v in changed.items() if v is not view.params[k]}
+    return {}
 
 
 def _adapt_conv(params: dict[str, Any], view: OpView, ins: list[tuple[int, ...]]) -> None:
     numbers = params["dimension_numbers"]
-    outputs = ins[1][numbers.rhs_spec[0]]
     if params["feature_group_count"] > 1:
         params["feature_group_count"] = ins[0][numbers.lhs_spec[1]] // ins[1][numbers.rhs_spec[1]]
-    if params["batch_group_count"] > 1 and outputs < view.operands[1].shape[numbers.rhs_spec[0]]:
-        shrink = view.operands[1].shape[numbers.rhs_spec[0]] // outputs
-        shrunk = view.operands[0].shape[numbers.lhs_spec[0]] // ins[0][numbers.lhs_spec[0]]
-        if shrunk > 1:
-            params["batch_group_count"] //= shrink
+    outputs, batch = numbers.rhs_spec[0], numbers.lhs_spec[0]
+    if ins[1][outputs] < view.operands[1].shape[outputs] and ins[0][batch] < view.operands[0].shape[batch]:
+        params["batch_group_count"] //= view.operands[0].shape[batch] // ins[0][batch]
+
+
+# what takes the time here is the compiler
+_QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A primitive and its parameters, which may not be hashable: equal where their text is."""
+
+    text: str
+    primitive: Any = field(compare=False)
+    params: Any = field(compare=False)
+
+
+@functools.lru_cache(maxsize=64)
+def _jitted(call: _Call) -> Any:
+    return jax.jit(functools.partial(call.primitive.bind, **call.params), compiler_options=_QUICKLY)
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """An equation whose parameters hold shapes: a shard runs `fn` anew instead of the equation."""
+
+    eqn: Any
+    fn: Callable[..., Any]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.eqn, name)
 
 
 def run(eqn: Any, operands: list[Any], params: dict[str, Any]) -> list[Any]:
-    results = eqn.primitive.bind(*operands, **params)
+    """The primitive on these operands: results as numpy arrays, keys as they are."""
+    if isinstance(eqn, Traced):
+        return [np.asarray(x) for x in jax.tree.leaves(jax.jit(eqn.fn)(*operands))]
+    text = f"{eqn.primitive.name} {sorted(params.items(), key=lambda item: item[0])}"
+    results = _jitted(_Call(text, eqn.primitive, params))(*operands)
     results = results if eqn.primitive.multiple_results else [results]
     return [r if is_key(r) else np.asarray(r) for r in results]
 
@@ -247,12 +361,72 @@ def _run_scatter_part(eqn: Any, view: OpView, rule: OpRule, operands: list[Any],
     return run(eqn, [piece, shifted, operands[2]], params)[0]
 
 
+def _run_update_part(eqn: Any, view: OpView, rule: OpRule, operands: list[Any], shard: Shard) -> Any:
+    """A row written at a position: into the shard that has it, nothing into the others."""
+    (d,) = [d for d, e in enumerate(rule.operands[0]) if shard.factor in e]
+    size = rule.sizes[shard.factor] // shard.count
+    piece = cut(operands[0], rule.operands[0], rule.sizes, shard)
+    start = int(operands[2 + d]) - shard.index * size
+    if not 0 <= start < size:
+        return piece
+    starts = [np.asarray(start, x.dtype) if i == d else x for i, x in enumerate(operands[2:])]
+    return run(eqn, [piece, operands[1], *starts], dict(view.params))[0]
+
+
+def _run_ragged_part(eqn: Any, view: OpView, rule: OpRule, operands: list[Any], shard: Shard) -> Any:
+    """A shard of the ragged dim counts its own rows of every group; a shard of the groups makes theirs."""
+    spec = view.params["ragged_dot_dimension_numbers"]
+    pieces = [cut(x, dims, rule.sizes, shard) for x, dims in zip(operands, rule.operands, strict=True)]
+    sizes, (ragged,) = pieces[2], spec.lhs_ragged_dimensions
+    params = dict(view.params)
+    if shard.factor in rule.operands[0][ragged]:
+        ends = np.cumsum(sizes, -1)
+        rows = pieces[0].shape[ragged]
+        inside = [np.clip(x - shard.index * rows, 0, rows) for x in (ends - sizes, ends)]
+        return run(eqn, [*pieces[:2], inside[1] - inside[0]], params)[0]
+    count = sizes.shape[-1] // shard.count
+    first = shard.index * count
+    before = sizes[..., :first].sum(-1, keepdims=True)
+    own = np.concatenate([before, sizes[..., first : first + count]], -1).astype(sizes.dtype)
+    in_rhs = [d for d in spec.rhs_group_dimensions if shard.factor in rule.operands[1][d]]
+    if in_rhs:  # an empty group stands for the rows of all groups before
+        empty = np.zeros_like(np.take(pieces[1], [0], in_rhs[0]))
+        return run(eqn, [pieces[0], np.concatenate([empty, pieces[1]], in_rhs[0]), own], params)[0]
+    if any(shard.factor in e for dims in rule.operands for e in dims):
+        return run(eqn, pieces, params)[0]
+    return run(eqn, [*pieces[:2], own], params)[0][1:]
+
+
+def _run_bits_part(view: OpView, rule: OpRule, operands: list[Any], shard: Shard) -> Any:
+    """New random words of a shard: Threefry at the shard's own positions."""
+    from jax.extend.random import threefry2x32_p
+
+    lead = len(view.operands[0].shape)
+    shape = view.results[0].shape[lead:]
+    flat = np.arange(math.prod(shape), dtype=np.uint32).reshape(shape)
+    positions = cut(flat, rule.results[0][lead:], rule.sizes, shard)
+    words = np.asarray(jax.random.key_data(operands[0])).reshape(-1, 2)
+    made = []
+    for first, second in words:
+        high, low = threefry2x32_p.bind(first, second, np.zeros_like(positions), positions)
+        made.append(high ^ low if view.primitive == "random_bits" else jnp.stack([high, low], -1))
+    all_words = jnp.stack(made).reshape(*view.operands[0].shape, *made[0].shape)
+    return np.asarray(all_words) if view.primitive == "random_bits" else jax.random.wrap_key_data(all_words)
+
+
 def run_shard(eqn: Any, view: OpView, rule: OpRule, operands: list[Any], shard: Shard) -> list[Any]:
     """What one shard computes from its parts of the operands."""
     part = _indexed(view, rule, shard)
     if part is not None:
         runner = _run_gather_part if view.primitive == "gather" else _run_scatter_part
         return [runner(eqn, view, rule, operands, shard, part)]
+    new = not any(shard.factor in e for dims in rule.operands for e in dims)
+    if view.primitive in ("random_bits", "random_split") and new:
+        return [_run_bits_part(view, rule, operands, shard)]
+    if view.primitive == "ragged_dot_general":
+        return [_run_ragged_part(eqn, view, rule, operands, shard)]
+    if view.primitive == "dynamic_update_slice" and not any(shard.factor in e for e in rule.operands[1]):
+        return [_run_update_part(eqn, view, rule, operands, shard)]
     pieces = [cut(x, dims, rule.sizes, shard) for x, dims in zip(operands, rule.operands, strict=True)]
     if view.primitive.startswith("scatter") and shard.factor in rule.combine and shard.index:
         neutral = {"sum": 0, "mul": 1}.get(rule.combine[shard.factor])
@@ -261,6 +435,9 @@ def run_shard(eqn: Any, view: OpView, rule: OpRule, operands: list[Any], shard: 
     if view.primitive == "iota" and shard.factor in rule.results[0][view.params["dimension"]]:
         dim = view.params["dimension"]
         results = [results[0] + results[0].shape[dim] * shard.index]
+    if view.primitive == "iota_2x32_shape":
+        flat = np.arange(math.prod(view.results[0].shape), dtype=np.uint32).reshape(view.results[0].shape)
+        results = [results[0], cut(flat, rule.results[1], rule.sizes, shard)]  # positions, not the shape's own count
     return results
 
 
@@ -292,8 +469,33 @@ def prove(eqn: Any, operands: list[Any], rule: OpRule | None = None, most_counts
     for factor, size in enumerate(rule.sizes):
         for count in divisors(size, most_counts):
             _prove_factor(eqn, view, rule, operands, whole, factor, count)
+    for halo in rule.halos:
+        for count in divisors(math.gcd(halo.size, halo.out), most_counts):
+            _prove_halo(eqn, view, rule, halo, operands, whole, count)
     prove_linear(eqn, view, rule, operands, whole)
     return rule
+
+
+def _prove_halo(
+    eqn: Any, view: OpView, rule: OpRule, halo: Halo, operands: list[Any], whole: list[Any], count: int
+) -> None:
+    """Every block of the result from the rows that the halo names; some rows are another block's."""
+    extended, halos = with_halos(rule)
+    check_shapes(view, extended)
+    (factor,) = [f for f, h in halos.items() if h == halo]
+    padded = view.primitive == "conv_general_dilated" and any(any(pair) for pair in view.params["padding"])
+    alone = halo.received(extended.sizes[factor]) == 0
+    assert padded or not alone, (view.primitive, halo, "needs no rows of others: a plain factor")
+    for index in range(count):
+        rows = halo.rows(index, count)
+        pieces = list(operands)
+        for i, d in halo.operands:
+            pieces[i] = np.take(operands[i], np.arange(*rows), d)
+        params = window_params(view, halo.results[0][1], index, count, rows)
+        results = run(eqn, pieces, params)
+        for i, _ in halo.results:
+            wanted = cut(whole[i], extended.results[i], extended.sizes, Shard(factor, count, index))
+            same(results[i], wanted, (view.primitive, halo, index, count))
 
 
 def _prove_factor(

@@ -51,9 +51,9 @@ def load(
 
 
 def _pins(data: PlanData) -> dict[str, Any]:
-    """The pins by pattern, each with the spec of the arguments that it holds."""
+    """The pins by pattern, each with the spec of the arguments (or results) that it holds."""
     return {
-        pattern: next(a.spec.partition_spec() for a in data.arguments if match(pattern, a.path))
+        pattern: next(a.spec.partition_spec() for a in (*data.arguments, *data.results) if match(pattern, a.path))
         for pattern, _ in data.pins
     }
 

@@ -21,10 +21,12 @@ from meshplan.lower import (
     compare_leaves,
     jit_planned,
     shardings,
+    unplaced,
 )
 from meshplan.machine import Machine, device_order
 from meshplan.plan import (
     Explanation,
+    Given,
     PlanData,
     PlanDiff,
     diff,
@@ -50,7 +52,7 @@ class Plan:
     program: Program | None = field(default=None, repr=False)
     call: Call | None = field(default=None, repr=False)
     machine: Machine
-    pins: Mapping[str, Any] = field(default_factory=dict)
+    pins: Given = field(default_factory=dict)
     options: Options = field(default_factory=Options, repr=False)
     given_mesh: Mapping[str, int] | None = field(default=None, repr=False)
 
@@ -143,7 +145,9 @@ class Plan:
         The planned step may donate them; the arrays given stay the caller's.
         """
         wanted = self.in_shardings(mesh)
-        placed = tuple(jax.device_put(a, s, may_alias=False) for a, s in zip(args, wanted, strict=False))
+        # may_alias=False alone shares an array's own device with the caller: donation would delete it
+        own = jax.tree.map(lambda x: jax.numpy.copy(x) if isinstance(x, jax.Array) else x, args)
+        placed = tuple(jax.device_put(a, s, may_alias=False) for a, s in zip(own, wanted, strict=False))
         return placed[0] if len(args) == 1 else placed
 
     # what the compiler and the devices say
@@ -199,7 +203,8 @@ class Plan:
 
         alone, spread = on(one), on(None)
         plain = jax.jit(
-            call.step, static_argnums=call.static_argnums or None, static_argnames=call.static_argnames or None
+            unplaced(program, call) if program.states_shardings else call.step,
+            static_argnums=call.static_argnums or None, static_argnames=call.static_argnames or None
         )
         reference = jax.tree.leaves(plain(*alone[0], **alone[1]))
         undonated = jit_planned(self.data, program, replace(call, donate_argnums=()), where)

@@ -10,9 +10,20 @@ from typing import Any
 from meshplan._api._plan import Plan
 from meshplan._options import Options
 from meshplan.core import ArgumentError
-from meshplan.hints import Workload
+from meshplan.hints import Workload, arrays_only
 from meshplan.machine import Machine
-from meshplan.plan import Found, Search, fixed_mesh, plan_data, prepare, resolve_pins
+from meshplan.plan import (
+    Found,
+    Given,
+    Search,
+    fixed_mesh,
+    gather_pins,
+    names_decide,
+    over,
+    pin_texts,
+    plan_data,
+    prepare,
+)
 from meshplan.program import Call, trace
 
 
@@ -21,7 +32,7 @@ def plan(
     *args: Any,
     machine: Machine | str | None = None,
     mesh: Mapping[str, int] | None = None,
-    pins: Mapping[str, Any] | None = None,
+    pins: Given | None = None,
     memory_limit: float | None = None,
     donate_argnums: int | Sequence[int] = (0,),
     static_argnums: int | Sequence[int] = (),
@@ -39,7 +50,9 @@ def plan(
         the devices of this process.
       mesh: axis names and sizes; None searches all mesh shapes of up to `options.max_axes` axes.
       pins: regular expressions over argument paths ("params/.*/kernel") to `PartitionSpec`s that
-        must hold as stored.
+        must hold as stored (over paths of results for those that are no donated argument's). Or a sequence of
+        (pattern, `PartitionSpec`), of which the first found in a path wins (EasyLM, scalax), or a sequence of
+        (name of a dim, axis, axes or None), read as flax reads it, for all arrays with named dims (flax, MaxText).
       memory_limit: bytes per device; default: the chip's memory times `options.memory_fraction`.
       donate_argnums, static_argnums, static_argnames: as in `jax.jit`.
       kwargs: keyword arguments of the step.
@@ -63,7 +76,7 @@ def plan_again(old: Plan, pins: Mapping[str, Any]) -> Plan:
     """The plan of the same step with further pins."""
     call = old._need_call()
     began = time.perf_counter()
-    together = {**old.pins, **pins}
+    together = over(old.pins, pins)
     limit = old.data.memory_limit
     search = make_search(call, old.machine, together, limit, old.options)
     meshes = [fixed_mesh(old.given_mesh, search.machine)] if old.given_mesh else search.meshes()
@@ -96,8 +109,9 @@ def make_call(
         )
     static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
     names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
+    step, args = arrays_only(step, args, static)
     return Call(
-        step=step, args=tuple(args), kwargs=dict(kwargs or {}), static_argnums=static, static_argnames=names,
+        step=step, args=args, kwargs=dict(kwargs or {}), static_argnums=static, static_argnames=names,
         donate_argnums=tuple(d for d in donated if d < len(args)), name=name or getattr(step, "__name__", "step"),
     )
 
@@ -113,24 +127,24 @@ def find_machine(machine: Machine | str | None) -> Machine:
 
 
 def make_search(
-    call: Call, machine: Machine | str | None, pins: Mapping[str, Any], memory_limit: float | None, options: Options
+    call: Call, machine: Machine | str | None, pins: Given, memory_limit: float | None, options: Options
 ) -> Search:
     where = find_machine(machine)
     if memory_limit is not None and not memory_limit > 0:
         raise ArgumentError(f"memory_limit is {memory_limit!r}; give bytes per device above 0, or None for the chip's.")
-    program = trace(call, rules=options.rules)
-    return prepare(program, where, resolve_pins(pins, program.args), memory_limit, options)
+    program = trace(call, rules=options.rules, follow=options.follow_shardings, cut_names=names_decide(pins))
+    return prepare(program, where, gather_pins(pins, program), memory_limit, options)
 
 
 def answer(
-    search: Search, call: Call, found: Found, tried: Sequence[Found], pins: Mapping[str, Any], options: Options,
+    search: Search, call: Call, found: Found, tried: Sequence[Found], pins: Given, options: Options,
     seconds: float, template: str = "",
 ) -> Plan:
     data = plan_data(
         search, found, tried, step=call.name,
-        pins={k: str(v) for k, v in pins.items()}, donated=call.donate_argnums, template=template,
+        pins=pin_texts(pins, search.program, search.pins), donated=call.donate_argnums, template=template,
     )
     return Plan(
-        data=data, search_seconds=seconds, program=search.program, call=call, machine=search.machine, pins=dict(pins),
+        data=data, search_seconds=seconds, program=search.program, call=call, machine=search.machine, pins=pins,
         options=options,
     )

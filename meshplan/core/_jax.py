@@ -18,6 +18,8 @@ from jax._src import core as _core
 from jax._src import source_info_util as _source_info
 from jax.extend import core as jex
 
+from meshplan.core._jax_pins import without_mesh, without_types
+
 _PACKAGE = str(Path(__file__).parents[1])
 
 Literal = jex.Literal
@@ -131,8 +133,9 @@ def user_source(eqn: Any) -> Any:
 
 def bind(eqn: Any, args: Sequence[Any], changes: dict[str, Any], extra: Sequence[Any] = ()) -> Sequence[Any]:
     """Run one equation on new operands, some parameters exchanged; `extra` operands go first."""
-    params = eqn.primitive.get_bind_params({**eqn.params, **changes})
+    params = eqn.primitive.get_bind_params({**eqn.params, **without_types(eqn), **changes})
     names = _source_info.current_name_stack() + eqn.source_info.name_stack
-    with _source_info.user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
+    user = _source_info.user_context(eqn.source_info.traceback, name_stack=names)
+    with user, eqn.ctx.manager, without_mesh(eqn):
         outs = eqn.primitive.bind(*extra, *args, **params)
     return outs if eqn.primitive.multiple_results else [outs]

@@ -8,12 +8,59 @@ all-reduce where a reduce-scatter's piece would be narrower than its tiles.
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
 
 from meshplan.core import CollectiveKind
 from meshplan.cost._reshard import Step
+from meshplan.rules import OpRule, OpView
 
-SMALL_FLOATS = frozenset({"bfloat16", "float16"})
+# Dtypes that travel as another one: all collectives, sums.
+_MOVED = {
+    "cpu": {"bfloat16": "float32"} | dict.fromkeys(("float8_e4m3fn", "float8_e5m2"), "float16"),
+    "gpu": {}, "tpu": {},
+}  # fmt: skip
+_SUMMED = {"cpu": {}, "gpu": {"int16": "int32", "uint16": "uint32"}, "tpu": {}}
+# Sums of other dtypes are not scattered on TPU.
+_SCATTERED = {"tpu": frozenset({"float32", "bfloat16"})}
+# Primitives that some back end gathers although every shard could do its own part (measured, emission/*.json). Those of
+# linear algebra are library calls on GPUs that no compiler takes ahead of time: as on the back ends that were measured.
+GATHERED = frozenset({
+    "approx_top_k", "cholesky", "cholesky_update", "eig", "eigh", "fft", "geqp3", "geqrf", "hessenberg",
+    "householder_product", "lu", "ormqr", "qr", "ragged_dot_general", "schur", "svd", "symmetric_product", "top_k",
+    "triangular_solve", "tridiagonal", "tridiagonal_solve",
+})  # fmt: skip
+
+
+def runs_on_shards(view: OpView) -> bool:
+    """Whether lower/ runs the operation on the shards itself, because some back end would gather what it reads."""
+    if view.primitive == "conv_general_dilated":
+        groups = view.params["feature_group_count"], view.params["batch_group_count"]
+        steps = *view.params["window_strides"], *view.params["rhs_dilation"]
+        # XLA gathers by groups, and computes wrong numbers where a dim that windows step over is split beside features
+        return max(*groups, *steps) > 1
+    if view.primitive.startswith("scatter"):  # of one index XLA makes an update of a slice, and gathers the dim
+        return math.prod(view.operands[1].shape[:-1]) == 1
+    return view.primitive in GATHERED
+
+
+def _bits(dtype: str) -> int:
+    """Of one element, read off the name's first number: 16 for bfloat16, 8 for float8_e4m3fn."""
+    found = re.search(r"\d+", dtype)
+    return int(found.group()) if found else 8
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """A collective that an operation brings besides its sums, over the axes that split `dim` of operand `operand`.
+
+    Bytes: what a device holds of the operand once this dim is whole.
+    """
+
+    kind: CollectiveKind
+    operand: int
+    dim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,30 +69,43 @@ class Emission:
 
     platform: str
 
-    def kind(self, step: Step) -> CollectiveKind | None:
-        """The collective that the step becomes; None where it needs none."""
+    def kind(self, step: Step, dtype: str = "float32") -> CollectiveKind | None:
+        """The collective that the step becomes for a value of `dtype`; None where it needs none."""
         if step.kind == "slice":
             return None
-        if step.kind == "reduce-scatter" and self.platform == "cpu":
+        if step.kind == "reduce-scatter" and not self.scatters(dtype):
             return "all-reduce"
         return step.kind
 
-    def dtype(self, dtype: str, into_dot: bool = False) -> str:
-        """The dtype on the wire of a value of `dtype`; `into_dot`: only dots read it."""
-        if self.platform == "cpu" and dtype in SMALL_FLOATS:
-            return "float32"
+    def scatters(self, dtype: str) -> bool:
+        """Whether a sum whose result is split becomes a reduce-scatter."""
+        return self.platform != "cpu" and dtype in _SCATTERED.get(self.platform, {dtype})
+
+    def dtype(self, dtype: str, into_dot: bool = False, sums: bool = False) -> str:
+        """The dtype on the wire of a value of `dtype`; `into_dot`: only dots read it; `sums`: while it is reduced."""
         if self.platform == "tpu" and dtype == "float32" and into_dot:
             return "bfloat16"
-        return dtype
+        moved = _MOVED[self.platform].get(dtype, dtype)
+        return _SUMMED[self.platform].get(moved, moved) if sums else moved
 
-    def bytes_factor(self, dtype: str, into_dot: bool = False) -> float:
+    def bytes_factor(self, dtype: str, into_dot: bool = False, sums: bool = False) -> float:
         """Bytes on the wire over the value's own bytes."""
-        wire = self.dtype(dtype, into_dot)
-        if wire == dtype:
-            return 1.0
-        return 2.0 if wire == "float32" else 0.5
+        wire = self.dtype(dtype, into_dot, sums)
+        return 1.0 if wire == dtype else _bits(wire) / _bits(dtype)
 
     @property
     def merges_sums(self) -> bool:
         """Whether partial sums that are added are reduced once, after the addition."""
         return self.platform != "cpu"
+
+    @property
+    def joins_sums(self) -> bool:
+        """Whether a sum over several dims that different axes split is one collective."""
+        return self.platform != "cpu"
+
+    def extras(self, view: OpView, rule: OpRule) -> tuple[Extra, ...]:
+        """What an operation brings that XLA partitions itself; none where lower/ runs it on the shards."""
+        if view.primitive == "gather" and self.platform == "gpu" and math.prod(view.operands[1].shape[:-1]) == 1:
+            found = view.params["dimension_numbers"].start_index_map  # XLA makes a dynamic_slice of it
+            return tuple(Extra("all-gather", 0, d) for d in found if rule.operands[0][d])
+        return ()

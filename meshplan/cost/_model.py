@@ -126,7 +126,7 @@ class MeshModel:
         emission = self.rates.emission
         into_dot = bool(edge.uses) and all(program.ops[o].primitive == "dot_general" for o, _ in edge.uses)
         moved = narrowed(program, edge) or aval
-        sums = aval.nbytes * emission.bytes_factor(aval.dtype)
+        sums = aval.nbytes * emission.bytes_factor(aval.dtype, sums=True)
         return sums, moved.nbytes * emission.bytes_factor(moved.dtype, into_dot)
 
     def waits(self, edge: Edge) -> bool:
@@ -152,9 +152,10 @@ class MeshModel:
         (sources, i), (targets, j) = self.source_specs(edge), self.target_specs(edge)
         if self.node(edge.source).free:
             return np.zeros((len(i), len(j)))
-        wire = self.rates.emission.dtype(self.space.graph.program.values[edge.first.value].aval.dtype)
+        aval = self.space.graph.program.values[edge.first.value].aval
         small = self.rates.table(
-            sources, targets, *self.wire_bytes(edge.first), waits=self.waits(edge.first), dtype=wire, shares=shares
+            sources, targets, *self.wire_bytes(edge.first), waits=self.waits(edge.first),
+            dtype=self.rates.emission.dtype(aval.dtype, sums=True), shares=shares, room=self.rates.room(aval.shape),
         )
         small = np.where(small >= FORBIDDEN, FORBIDDEN, small * edge.first.count * len(edge.members))
         return small[np.ix_(i, j)]
@@ -284,16 +285,23 @@ def _held(graph: Graph, node: Node, aliased: set[int | None]) -> dict[int, Dims]
 
 
 def _put_away(graph: Graph) -> frozenset[int]:
-    outgoing: dict[int, list[Edge]] = {}
+    """Nodes after which no product is computed in their region: what only leads there is put away.
+
+    Gradients on their way to the optimizer, its norms and updates; stacks that leave a loop.
+    """
+    waiting = {i for i, n in enumerate(graph.nodes) if n.kind == "anchor" or (n.kind == "crossing" and not _stacks(graph, n))}
+    into: dict[int, list[int]] = {}
     for e in graph.edges:
-        outgoing.setdefault(e.source, []).append(e)
-    found = {i for i, n in enumerate(graph.nodes) if n.arguments and n.kind == "chain"}
-    for i, n in enumerate(graph.nodes):
-        stacks = [v for v in n.values if graph.program.ops[graph.program.values[v].op].primitive == STACK]
-        if n.kind == "crossing" and stacks:
-            found.add(i)
-    # operations come after what they read: backwards, every node after all that it feeds
-    for i in sorted(outgoing, key=lambda i: -graph.nodes[i].position):
-        if graph.nodes[i].kind in ("chain", "view") and all(e.stored or e.target in found for e in outgoing[i]):
-            found.add(i)
-    return frozenset(found)
+        if not e.stored:
+            into.setdefault(e.target, []).append(e.source)
+    todo = [i for i in waiting]
+    while todo:
+        for source in into.get(todo.pop(), ()):
+            if source not in waiting and graph.nodes[source].kind != "crossing":
+                waiting.add(source)
+                todo.append(source)
+    return frozenset(range(len(graph.nodes))) - waiting
+
+
+def _stacks(graph: Graph, node: Node) -> bool:
+    return any(graph.program.ops[graph.program.values[v].op].primitive == STACK for v in node.values)

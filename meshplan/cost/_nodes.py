@@ -24,9 +24,23 @@ def node_seconds(
     total = compute_seconds(program, node, choices, rates, traffic)
     for reduction in node.inner if not node.free else ():
         dtype = program.values[reduction.value].aval.dtype
-        local = program.nbytes(reduction.value) / choices.shards(reduction.dims) * rates.emission.bytes_factor(dtype)
+        factor = rates.emission.bytes_factor(dtype, sums=True)
+        local = program.nbytes(reduction.value) / choices.shards(reduction.dims) * factor
         over = choices.over(reduction.factors)
-        total = total + node.count * rates.all_reduce(over, local, rates.emission.dtype(dtype), shares)
+        total = total + node.count * rates.all_reduce(over, local, rates.emission.dtype(dtype, sums=True), shares)
+    return total + node.count * extra_seconds(program, node, choices, rates)
+
+
+def extra_seconds(program: Program, node: Node, choices: Choices, rates: Rates) -> Floats:
+    """(strategies,) seconds of what the back end brings for an operation besides its sums."""
+    total = np.zeros(len(choices))
+    for index in node.group.ops if node.group is not None and not node.free else ():
+        op = program.ops[index]
+        for extra in rates.emission.extras(op.view, op.rule):
+            dims = node.group.operands[index, extra.operand]  # type: ignore[union-attr]
+            others = tuple(d for k, d in enumerate(dims) if k != extra.dim)
+            nbytes = op.view.operands[extra.operand].nbytes / choices.shards(others)
+            total += rates.over_axes(extra.kind, choices.over(dims[extra.dim]), nbytes)
     return total
 
 

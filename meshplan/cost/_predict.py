@@ -13,12 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshplan.core import Axes, Collective, CollectiveKind, Spec
+from meshplan.cost._emission import runs_on_shards
 from meshplan.cost._model import TRAFFIC, MeshModel, copy_span
 from meshplan.cost._nodes import compute_seconds, op_flops
 from meshplan.cost._rates import COMBINED_BYTES, SMALL_BYTES
 from meshplan.cost._reshard import Step
+from meshplan.program import Op
 from meshplan.rules import Dims
-from meshplan.strategy import Choices, Edge, Node
+from meshplan.strategy import Choices, Edge, Node, Reduction
+
+SUMS = ("all-reduce", "reduce-scatter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +76,13 @@ class Emitted:
 def combined_runs(found: Sequence[Collective]) -> int:
     """How many collectives a compiler makes of these reductions of one dtype in one region over one group of axes.
 
-    By bytes; small ones alone end up in two (measured: those that are ready before and after the longest wait).
+    One that is large enough goes alone, the others by bytes; small ones alone end up in two (measured: those
+    that are ready before and after the longest wait).
     """
-    by_bytes = math.ceil(sum(c.nbytes for c in found) / COMBINED_BYTES)
-    return min(len(found), max(by_bytes, 2 if all(c.nbytes < SMALL_BYTES for c in found) else 1))
+    alone = sum(c.nbytes >= COMBINED_BYTES for c in found)
+    rest = [c for c in found if c.nbytes < COMBINED_BYTES]
+    by_bytes = math.ceil(sum(c.nbytes for c in rest) / COMBINED_BYTES)
+    return alone + min(len(rest), max(by_bytes, 2 if all(c.nbytes < SMALL_BYTES for c in found) else 1))
 
 
 class Chosen:
@@ -116,7 +123,9 @@ class Chosen:
         """The steps along the edge; none for a value made of literals, which any device makes as wanted."""
         if self.graph.nodes[edge.source].free:
             return ()
-        return self.model.rates.path(self.source_spec(edge), self.target_spec(edge))
+        rates = self.model.rates
+        room = rates.room(self.graph.program.values[edge.value].aval.shape)
+        return rates.path(self.source_spec(edge), self.target_spec(edge), room)
 
     # collectives
 
@@ -156,7 +165,7 @@ class Chosen:
         for (axes, dtype, _), found in together.items():
             small = [c for c in found if c.nbytes < SMALL_BYTES]
             if small:
-                runs = combined_runs(small) if len(small) == len(found) else 0
+                runs = combined_runs(found) - combined_runs([c for c in found if c.nbytes >= SMALL_BYTES])
                 count = max(c.count for c in small)
                 sums = borne.setdefault((axes, dtype), [0.0, 0.0])
                 sums[0] += runs * count
@@ -164,31 +173,67 @@ class Chosen:
         return {key: runs / many for key, (runs, many) in borne.items() if runs}
 
     def _reductions(self, i: int, node: Node) -> Iterator[Emitted]:
+        emission = self.model.rates.emission
         for r in node.inner:
-            over = self.choices(i).over(r.factors)[0]
-            axes = tuple(n for n, used in zip(self.model.mesh.names, over, strict=True) if used)
-            if self.model.mesh.size(axes) > 1:
-                dtype = self.graph.program.values[r.value].aval.dtype
-                local = self.graph.program.nbytes(r.value) / self.choices(i).shards(r.dims)[0]
-                nbytes = local * self.model.rates.emission.bytes_factor(dtype)
+            dtype = self.graph.program.values[r.value].aval.dtype
+            local = self.graph.program.nbytes(r.value) / self.choices(i).shards(r.dims)[0]
+            nbytes = local * emission.bytes_factor(dtype, sums=True)
+            for axes in self.sum_groups(i, r):
                 found = self._collective("all-reduce", axes, nbytes, node.count, r.value, r.op)
                 yield Emitted(found, node.region, nbytes < SMALL_BYTES)
+        for index in node.group.ops if node.group is not None else ():
+            yield from self._extras(i, node, self.graph.program.ops[index])
+
+    def sum_groups(self, i: int, r: Reduction) -> list[Axes]:
+        """The axes of each collective that completes a sum: one for all its factors, or one for each that is split."""
+        op = self.graph.program.ops[r.op]
+        joined = self.model.rates.emission.joins_sums or runs_on_shards(op.view)
+        names, found = self.model.mesh.names, []
+        for factors in [r.factors] if joined else [(f,) for f in r.factors]:
+            over = self.choices(i).over(factors)[0]
+            axes = tuple(n for n, used in zip(names, over, strict=True) if used)
+            if self.model.mesh.size(axes) > 1:
+                found.append(axes)
+        return found
+
+    def _extras(self, i: int, node: Node, op: Op) -> Iterator[Emitted]:
+        """What the back end brings for an operation besides its sums."""
+        assert node.group is not None
+        for extra in self.model.rates.emission.extras(op.view, op.rule):
+            dims = node.group.operands[op.index, extra.operand]
+            axes = self.spec(i, dims).dims[extra.dim]
+            value = op.operands[extra.operand]
+            if value is not None and self.model.mesh.size(axes) > 1:
+                others = tuple(d for k, d in enumerate(dims) if k != extra.dim)
+                nbytes = self.graph.program.nbytes(value) / self.choices(i).shards(others)[0]
+                found = self._collective(extra.kind, axes, nbytes, node.count, value, op.index)
+                yield Emitted(found, node.region, False)
 
     def _moves(self, edge: Edge, done: set[object]) -> Iterator[Emitted]:
         target = self.graph.nodes[edge.target]
         at = self.graph.program.values[edge.value].op
         sums, moves = self.model.wire_bytes(edge)
         for step in self.path(edge):
-            kind = self.model.rates.emission.kind(step)
+            dtype = self.graph.program.values[edge.value].aval.dtype
+            kind = self.model.rates.emission.kind(step, dtype)
             place = (edge.value, step.kind, step.axes, step.after, target.region, target.scope, edge.stored)
             if kind is None or place in done or self.model.mesh.size(step.axes) == 1:
                 continue
             done.add(place)
             nbytes = (sums if step.reduces else moves) * step.fraction
             use = edge.uses[0][0] if edge.uses else at
-            found = self._collective(kind, step.axes, nbytes, edge.count, edge.value, at if step.reduces else use)
             combines = step.reduces and (nbytes < SMALL_BYTES or not self.model.waits(edge))
-            yield Emitted(found, target.region, combines)
+            for axes in self._parts_of_sum(edge, step):
+                found = self._collective(kind, axes, nbytes, edge.count, edge.value, at if step.reduces else use)
+                yield Emitted(found, target.region, combines)
+
+    def _parts_of_sum(self, edge: Edge, step: Step) -> list[Axes]:
+        """The step's axes, apart where the back end completes a sum over them one factor at a time."""
+        reduction = self.graph.nodes[edge.source].partial.get(edge.value)
+        if step.kind != "all-reduce" or reduction is None or len(step.axes) == 1:
+            return [step.axes]
+        parts = [tuple(a for a in step.axes if a in axes) for axes in self.sum_groups(edge.source, reduction)]
+        return [axes for axes in parts if axes] or [step.axes]
 
     def _collective(
         self, kind: CollectiveKind, axes: Axes, nbytes: float, count: float, value: int, op: int
@@ -197,7 +242,8 @@ class Chosen:
         about = program.ops[op] if op >= 0 else None
         return Collective(
             kind=kind, nbytes=round(nbytes), group_size=self.model.mesh.size(axes), count=count, axes=axes,
-            dtype=rates.emission.dtype(program.values[value].aval.dtype), source=about.source if about else "",
+            dtype=rates.emission.dtype(program.values[value].aval.dtype, sums=kind in SUMS),
+            source=about.source if about else "",
             op_name=" ".join(filter(None, (about.primitive if about else "", program.values[value].path))),
         )
 
@@ -266,7 +312,7 @@ class Chosen:
         flops, arithmetic = self.flops()
         held, usage = self.memory()
         peak = int(np.argmax(usage))
-        live = sorted((h for h in held if h.first <= peak <= h.last), key=lambda h: -h.nbytes)
+        live = sorted((h for h in held if h.first <= peak <= h.last), key=lambda h: (-h.nbytes, h.first))
         arguments = sum(
             self.graph.program.args[i].aval.nbytes / self.choices(n).shards(self.graph.nodes[n].arguments[i])[0]
             for i, n in self.graph.node_of_arg.items()

@@ -1,17 +1,22 @@
-"""How a value moves from one spec to another: a path of slices, exchanges, gathers, reductions.
+"""How a value moves from one spec to another: its sums, then the cheapest path of slices, exchanges, permutes, gathers.
 
-Each step is one that the partitioner carries out as a single collective when the specs
-before and after it are both stated, so lower/ states every step's spec.
+Each step is one that the partitioner carries out as a single collective when the specs before and after it are both
+stated, so lower/ states every step's spec. Sums come first; what is left is a shortest path between specs.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from meshplan.core import Axes, MeshShape, Spec
+from meshplan.cost._shortest import searches
 
 StepKind = Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute", "slice"]
+
+
+Dims = tuple[Axes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +34,26 @@ class Step:
         return self.kind in ("all-reduce", "reduce-scatter")
 
 
-def reshard_path(source: Spec, target: Spec, mesh: MeshShape) -> tuple[Step, ...]:
+def reshard_path(
+    source: Spec, target: Spec, mesh: MeshShape, room: tuple[int, ...] | None = None
+) -> tuple[Step, ...]:
     """The steps from `source` to `target`, both of one array; () where they are equal.
 
-    Only the dims that are split matter, and not their places: equal moves have equal paths
-    (and `canonical` is their common form).
+    `room[d]`: into how many shards, at most, dim d may be cut on the way (see `room_of`), by default any number.
+    Only the dims that are split matter, and not their places: equal moves have equal paths (`canonical` is their
+    common form).
     """
     if source == target:
         return ()
     order, small_source, small_target = canonical(source, target)
-    steps = _path(small_source, small_target, mesh)
+    small_room = tuple(room[d] if room else mesh.devices for d in order)
+    steps = _path(small_source, small_target, mesh, small_room)
     return tuple(Step(s.kind, s.axes, s.fraction, _widened(s.after, order, len(source.dims))) for s in steps)
+
+
+def room_of(shape: tuple[int, ...], mesh: MeshShape) -> tuple[int, ...]:
+    """For every dim the largest number that divides both it and the number of devices."""
+    return tuple(math.gcd(n, mesh.devices) for n in shape)
 
 
 def canonical(source: Spec, target: Spec) -> tuple[tuple[int, ...], Spec, Spec]:
@@ -60,12 +74,9 @@ def _widened(small: Spec, order: tuple[int, ...], ndim: int) -> Spec:
     return Spec(tuple(dims), small.unreduced)
 
 
-def _path(source: Spec, target: Spec, mesh: MeshShape) -> tuple[Step, ...]:
-    """The steps between two specs in canonical form.
-
-    Sums first (reduce-scatter where the target splits a dim by the axis, else all-reduce), then
-    slices, which cost nothing and make the rest smaller, exchanges, permutes, gathers last.
-    """
+def _path(source: Spec, target: Spec, mesh: MeshShape, room: tuple[int, ...]) -> tuple[Step, ...]:
+    """The steps between two specs in canonical form: sums first, a reduce-scatter where the target splits a dim by the
+    axis, else all-reduce; then the cheapest moves."""
     steps: list[Step] = []
     dims = [list(d) for d in source.dims]
     pending = [a for a in source.unreduced if a not in target.unreduced]
@@ -73,27 +84,36 @@ def _path(source: Spec, target: Spec, mesh: MeshShape) -> tuple[Step, ...]:
     if pending:
         fraction = 1 / _shards(dims, mesh)
         steps.append(Step("all-reduce", tuple(pending), fraction, _spec(dims, target)))
-    while tuple(map(tuple, dims)) != target.dims:
-        for move in (_slice, _exchange, _reorder, _exchange_early, _gather):
-            if move(dims, target, mesh, steps):
-                break
+    here = tuple(map(tuple, dims))
+    if here != target.dims:
+        steps += _moves(here, target, mesh, room)
     return tuple(steps)
+
+
+def _moves(source: Dims, target: Spec, mesh: MeshShape, room: tuple[int, ...]) -> list[Step]:
+    """The cheapest moves to the target; found once for all meshes, axes and dims that play the same parts."""
+    moving = {a for dims in (source, target.dims) for d in dims for a in d}
+    names = sorted((a for a in mesh.names if a in moving), key=mesh.size)
+    number = {a: i for i, a in enumerate(names)}
+    begin, end = (tuple(tuple(number[a] for a in d) for d in dims) for dims in (source, target.dims))
+    order = sorted(range(len(begin)), key=lambda d: (begin[d], room[d]))
+    search = searches(tuple(mesh.size(a) for a in names), tuple(begin[d] for d in order), tuple(room[d] for d in order))
+    place = sorted(range(len(order)), key=order.__getitem__)
+    return [
+        Step(
+            move.kind, tuple(names[a] for a in move.axes), move.fraction,
+            Spec(tuple(tuple(names[a] for a in move.after[p]) for p in place), target.unreduced),
+        )
+        for move in search.path(tuple(end[d] for d in order))
+    ]
 
 
 def _spec(dims: list[list[str]], target: Spec) -> Spec:
     return Spec(tuple(map(tuple, dims)), target.unreduced)
 
 
-def _shards(dims: list[list[str]], mesh: MeshShape) -> int:
+def _shards(dims: list[list[str]] | Dims, mesh: MeshShape) -> int:
     return mesh.size([a for d in dims for a in d])
-
-
-def _wanted_next(dims: list[list[str]], target: Spec, j: int) -> str | None:
-    """The axis that dim j must get next to come closer to the target, if its present axes are a prefix."""
-    have, want = dims[j], target.dims[j]
-    if len(have) < len(want) and tuple(have) == want[: len(have)]:
-        return want[len(have)]
-    return None
 
 
 def _scatter(dims: list[list[str]], pending: list[str], target: Spec, mesh: MeshShape, steps: list[Step]) -> None:
@@ -125,100 +145,3 @@ def _takes(have: list[str], want: Axes, pending: list[str]) -> list[str]:
     return out
 
 
-def _slice(dims: list[list[str]], target: Spec, mesh: MeshShape, steps: list[Step]) -> bool:
-    used = {a for d in dims for a in d}
-    taken: list[str] = []
-    for j in range(len(dims)):
-        while (axis := _wanted_next(dims, target, j)) is not None and axis not in used:
-            dims[j].append(axis)
-            used.add(axis)
-            taken.append(axis)
-    if taken:
-        steps.append(Step("slice", tuple(taken), 0.0, _spec(dims, target)))
-    return bool(taken)
-
-
-def _exchange(dims: list[list[str]], target: Spec, mesh: MeshShape, steps: list[Step]) -> bool:
-    """Move the minor axes of one dim to another dim."""
-    for i in range(len(dims)):
-        for j in range(len(dims)):
-            if i == j or not dims[i]:
-                continue
-            for width in range(len(dims[i]), 0, -1):
-                tail = dims[i][-width:]
-                have, want = tuple(dims[j]), target.dims[j]
-                if want[: len(have)] == have and want[len(have) : len(have) + width] == tuple(tail):
-                    fraction = 1 / _shards(dims, mesh)
-                    del dims[i][-width:]
-                    dims[j] += tail
-                    steps.append(Step("all-to-all", tuple(tail), fraction, _spec(dims, target)))
-                    return True
-    return False
-
-
-def _reorder(dims: list[list[str]], target: Spec, mesh: MeshShape, steps: list[Step]) -> bool:
-    """Bring the axes of one dim into the order (those the target keeps, then the rest) by a permute.
-
-    Axes that the target wants here and nobody uses are sliced off first, so that the rest
-    can be gathered from smaller pieces: P('x') -> P('y') is slice, permute, gather.
-    """
-    used = {a for d in dims for a in d}
-    elsewhere = {a for d in target.dims for a in d}
-    for j in range(len(dims)):
-        want = target.dims[j]
-        fresh = [a for a in want if a not in used]
-        kept = [a for a in want if a in dims[j] or a in fresh]
-        rest = sorted((a for a in dims[j] if a not in want), key=elsewhere.__contains__)  # what moves on goes last
-        if tuple(kept) != want[: len(kept)]:
-            continue
-        order = kept + rest
-        if fresh:
-            dims[j] += fresh
-            steps.append(Step("slice", tuple(fresh), 0.0, _spec(dims, target)))
-        if order != dims[j]:
-            dims[j][:] = order
-            steps.append(Step("collective-permute", tuple(order), 1 / _shards(dims, mesh), _spec(dims, target)))
-            return True
-        if fresh:
-            return True
-    return False
-
-
-def _exchange_early(dims: list[list[str]], target: Spec, mesh: MeshShape, steps: list[Step]) -> bool:
-    """Move the minor axes of one dim to the dim that wants them, though not next: a permute then brings the order.
-
-    Only onto a dim that keeps all it has: P('x', 'y') -> P(None, ('x', 'y')) is exchange, permute; nothing is gathered.
-    """
-    for i in range(len(dims)):
-        for j in range(len(dims)):
-            if i == j or not set(dims[j]) <= set(target.dims[j]):
-                continue
-            width = 0
-            while width < len(dims[i]) and dims[i][-1 - width] in target.dims[j]:
-                width += 1
-            if width:
-                tail = dims[i][-width:]
-                del dims[i][-width:]
-                dims[j] += tail
-                steps.append(Step("all-to-all", tuple(tail), 1 / _shards(dims, mesh), _spec(dims, target)))
-                return True
-    return False
-
-
-def _gather(dims: list[list[str]], target: Spec, mesh: MeshShape, steps: list[Step]) -> bool:
-    """Drop the axes that one dim has too many: first of a dim none of whose surplus is wanted elsewhere."""
-    elsewhere = {a for d in target.dims for a in d}
-    surplus = [_surplus(dims, target, d) for d in range(len(dims))]
-    order = sorted((d for d in range(len(dims)) if surplus[d]), key=lambda d: any(a in elsewhere for a in surplus[d]))
-    d = order[0]
-    del dims[d][-len(surplus[d]) :]
-    steps.append(Step("all-gather", tuple(surplus[d]), 1 / _shards(dims, mesh), _spec(dims, target)))
-    return True
-
-
-def _surplus(dims: list[list[str]], target: Spec, d: int) -> list[str]:
-    have, want = dims[d], target.dims[d]
-    same = 0
-    while same < min(len(have), len(want)) and have[same] == want[same]:
-        same += 1
-    return have[same:]

@@ -1,14 +1,31 @@
 """What a user adds to a program: names of dims, paths for pins, workloads."""
 
+from meshplan.hints._annotate import annotated as annotated
+from meshplan.hints._annotate import axis_mapping as axis_mapping
+from meshplan.hints._arrays import arrays as arrays
+from meshplan.hints._arrays import arrays_only as arrays_only
 from meshplan.hints._decorators import TAG_PREFIX as TAG_PREFIX
 from meshplan.hints._decorators import dims as dims
 from meshplan.hints._decorators import params as params
 from meshplan.hints._decorators import params_of as params_of
 from meshplan.hints._decorators import tagged_names as tagged_names
+from meshplan.hints._follow import Followed as Followed
+from meshplan.hints._follow import followed_leaves as followed_leaves
 from meshplan.hints._names import named_leaves as named_leaves
 from meshplan.hints._paths import argument_names as argument_names
 from meshplan.hints._paths import find as find
 from meshplan.hints._paths import leaf_paths as leaf_paths
 from meshplan.hints._paths import match as match
 from meshplan.hints._paths import nearest_paths as nearest_paths
+from meshplan.hints._pin import Pin as Pin
+from meshplan.hints._pin import pin_of as pin_of
+from meshplan.hints._pin import pin_of_sharding as pin_of_sharding
+from meshplan.hints._rules import Resolved as Resolved
+from meshplan.hints._rules import Row as Row
+from meshplan.hints._rules import is_rules as is_rules
+from meshplan.hints._rules import read_rules as read_rules
+from meshplan.hints._rules import resolve as resolve
+from meshplan.hints._rules import row_text as row_text
+from meshplan.hints._walk import DimNames as DimNames
+from meshplan.hints._walk import walk as walk
 from meshplan.hints._workload import Workload as Workload

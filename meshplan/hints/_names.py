@@ -13,6 +13,7 @@ from typing import Any
 
 from meshplan.core import ArgumentError
 from meshplan.hints._decorators import params_of
+from meshplan.hints._follow import followed_leaves
 from meshplan.hints._walk import DimNames, LeafView, walk
 
 
@@ -31,10 +32,17 @@ def named_leaves(args: Any) -> tuple[DimNames | None, ...]:
             shapes.setdefault(_parameter(view), []).append(view.shape)
     for view in views:
         _check_rank(view, shapes.get(_parameter(view), []))
-    return tuple(
+    found = [
         None if names is None else _fit(names, view.shape, shapes[_parameter(view)])
         for view, names in zip(views, marks, strict=True)
-    )
+    ]
+    for i, followed in followed_leaves(views).items():
+        names = found[followed.parameter]
+        if found[i] is None and names is not None:
+            pairs = zip(followed.dims, views[i].shape, strict=True)
+            taken = tuple(names[d] if d is not None and n > 1 else None for d, n in pairs)
+            found[i] = taken if any(taken) else None
+    return tuple(found)
 
 
 def _class_names(view: LeafView) -> DimNames | None:

@@ -13,19 +13,21 @@ from typing import Any
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from meshplan.core import ArgumentError
-from meshplan.hints.adapters import open_box
+from meshplan.hints.adapters import Box, Written, open_box
 
 DimNames = tuple[str | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LeafView:
-    """One leaf: `owners[i]` is the object that holds entry `keys[i]`; `box_names` from a framework's box."""
+    """One leaf: `owners[i]` is the object that holds entry `keys[i]`; `box_names` and `written` (mesh axes) from a
+    framework's box."""
 
     leaf: Any
     owners: tuple[Any, ...]
     keys: tuple[str, ...]
     box_names: DimNames | None
+    written: Written | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -34,18 +36,18 @@ class LeafView:
 
 def walk(tree: Any) -> Iterator[LeafView]:
     """Leaves in `jax.tree.flatten` order. Boxes that only wrap a value leave no entry in `keys`."""
-    return _walk(tree, (), (), None)
+    return _walk(tree, (), (), Box(None))
 
 
-def _walk(node: Any, owners: tuple[Any, ...], keys: tuple[str, ...], names: DimNames | None) -> Iterator[LeafView]:
+def _walk(node: Any, owners: tuple[Any, ...], keys: tuple[str, ...], outer: Box) -> Iterator[LeafView]:
     entries, _ = tree_flatten_with_path(node, is_leaf=lambda other: other is not node)
     box = open_box(node)
     for path, child in entries:
         if not path:
-            yield LeafView(node, owners, keys, names)
+            yield LeafView(node, owners, keys, outer.names, outer.written)
         elif child is node:
             raise ArgumentError(f"The pytree holds itself at {'/'.join(keys) or 'its root'}: cut the cycle.")
         elif box is not None:
-            yield from _walk(child, owners, keys, box.names or names)
+            yield from _walk(child, owners, keys, Box(box.names or outer.names, box.written or outer.written))
         else:
-            yield from _walk(child, (*owners, node), (*keys, keystr(path, simple=True, separator="/")), names)
+            yield from _walk(child, (*owners, node), (*keys, keystr(path, simple=True, separator="/")), outer)

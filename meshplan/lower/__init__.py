@@ -9,6 +9,7 @@ from meshplan.lower._constrain import constrained as constrained
 from meshplan.lower._lower import jit_planned as jit_planned
 from meshplan.lower._lower import planned_function as planned_function
 from meshplan.lower._lower import shardings as shardings
+from meshplan.lower._lower import unplaced as unplaced
 from meshplan.lower._verify import LeafCheck as LeafCheck
 from meshplan.lower._verify import Verification as Verification
 from meshplan.lower._verify import compare_leaves as compare_leaves

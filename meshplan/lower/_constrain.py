@@ -9,13 +9,15 @@ it in one place.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
 
-from meshplan.core import Spec, _jax
+from meshplan.core import Spec, _jax, _jax_local, _jax_pins
+from meshplan.lower._guard import guarded
+from meshplan.lower._local import Local
 from meshplan.program import Key
 
 Path = tuple[Spec, ...]
@@ -24,10 +26,11 @@ Path = tuple[Spec, ...]
 @dataclass(frozen=True, slots=True)
 class Constraints:
     """By the operation's key: `results[key, r]` the specs a result goes through when it is made,
-    `uses[key, k]` the specs an operand goes through before it is used."""
+    `uses[key, k]` the specs an operand goes through before it is used; `local[key]`: it runs on the shards."""
 
     results: Mapping[tuple[Key, int], Path]
     uses: Mapping[tuple[Key, int], Path]
+    local: Mapping[Key, Local] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +93,19 @@ class Evaluator:
         if opener is not None:
             return opener(eqn, args, key, moved)
         wanted = [self.use(x, key, k, moved) for k, x in enumerate(args)]
-        if _jax.constraint_sharding(eqn) is not None:  # the user's own, for another mesh: the plan's spec instead
+        if _jax_pins.only_moves(eqn):  # the user's own, for another mesh perhaps: the plan's spec instead
             return self.made(wanted, key)
-        return self.made(_jax.bind(eqn, wanted, {}), key)
+        outs = self.made(self.bound(eqn, wanted, key), key)
+        pinned = (*key, -4, 0)
+        return [*self.made([self.use(x, pinned, 0, moved) for x in outs[:1]], pinned), *outs[1:]]
+
+    def bound(self, eqn: Any, args: Sequence[Any], key: Key) -> Sequence[Any]:
+        """Results of an equation that is bound again, on the shards where it is to run there."""
+        local = self.constraints.local.get(key)
+        args = guarded(eqn, args, self.mesh.size) if self.mesh is not None else args
+        if local is None:
+            return _jax.bind(eqn, args, {})
+        return _jax_local.bind_on_shards(eqn, args, local.run, self.mesh, local.operands, local.results)
 
     def remat(self, eqn: Any, args: list[Any], key: Key) -> Sequence[Any]:
         """Bound again with its policy, so that the compiler does not merge the recomputation away."""

@@ -112,6 +112,11 @@ def _dot_flops(i: Instruction, c: Computation, key: str) -> float:
 def _convolution_flops(i: Instruction, c: Computation) -> float:
     found = re.search(r"dim_labels=([\w?]+)_([\w?]+)->([\w?]+)", i.attributes)
     lhs, rhs, out = _array(i.operands[0], c), _array(i.operands[1], c), next(i.shape.arrays())
+    # cuDNN's gradients keep the window and labels of the forward convolution, whose part their result plays
+    if "__cudnn$convBackwardFilter" in i.attributes:
+        rhs, out = out, rhs
+    elif "__cudnn$convBackwardInput" in i.attributes:
+        lhs, out = out, lhs
     if not found:
         return 0.0
     lhs_labels, rhs_labels, out_labels = found.groups()

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
 
 from meshplan.core import ArgumentError, Spec
+from meshplan.cost import runs_on_shards
 from meshplan.lower._constrain import Constraints, constrained
-from meshplan.plan import PlanData
-from meshplan.program import Call, Program
+from meshplan.lower._local import local_form
+from meshplan.plan import OpPlan, PlanData
+from meshplan.program import Call, Op, Program
 
 
 def constraints_of(data: PlanData, program: Program) -> Constraints:
     """The plan's specs by the keys under which the program's equations are found again."""
-    results, uses = {}, {}
+    results, uses, local = {}, {}, {}
     for planned in data.ops:
         key = program.ops[planned.index].key
         for r, path in enumerate(planned.results):
@@ -24,7 +26,29 @@ def constraints_of(data: PlanData, program: Program) -> Constraints:
                 results[key, r] = path
         for k, path in planned.uses:
             uses[key, k] = path
-    return Constraints(results, uses)
+    made, by_op = made_specs(data, program), {planned.index: planned for planned in data.ops}
+    for op in program.ops:
+        planned = by_op.get(op.index, OpPlan(index=op.index))
+        if runs_on_shards(op.view) and (form := local_form(op, *read_and_left(op, planned, made), data.mesh)):
+            local[op.key] = form
+    return Constraints(results, uses, local)
+
+
+def made_specs(data: PlanData, program: Program) -> dict[int, Spec]:
+    """The spec that each value is in where it was made, as far as the plan states one."""
+    found = {leaf.value: a.spec for leaf, a in zip(program.args, data.arguments, strict=True) if leaf.value is not None}
+    for planned in data.ops:
+        results = program.ops[planned.index].results
+        found |= {v: path[-1] for v, path in zip(results, planned.results, strict=True) if path}
+    return found
+
+
+def read_and_left(op: Op, planned: OpPlan, made: Mapping[int, Spec]) -> tuple[list[Spec | None], list[Spec | None]]:
+    """Specs in which an operation reads its operands and leaves its results, None where the plan states none."""
+    moved = {k: path[-1] for k, path in planned.uses if path}
+    read = [moved.get(k, made.get(v)) if v is not None else None for k, v in enumerate(op.operands)]
+    paths = planned.results or ((),) * len(op.results)
+    return read, [path[-1] if path else None for path in paths]
 
 
 def shardings(specs: Sequence[Spec], tree: Any, mesh: Any) -> Any:
@@ -57,6 +81,16 @@ def planned_function(data: PlanData, program: Program, mesh: Any) -> Callable[..
         return jax.tree.unflatten(program.out_tree, outs)
 
     return planned
+
+
+def unplaced(program: Program, call: Call) -> Callable[..., Any]:
+    """The step without the shardings that it states itself: it runs anywhere, on one device too."""
+    flat = constrained(program.jaxpr, Constraints({}, {}), None)
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        return jax.tree.unflatten(program.out_tree, flat(*jax.tree.leaves((args, kwargs))))
+
+    return _with_static(step, call)
 
 
 def check_shapes(leaves: Sequence[Any], program: Program) -> None:

@@ -28,6 +28,7 @@ from meshplan.plan._group import PathGroup as PathGroup
 from meshplan.plan._group import families as families
 from meshplan.plan._group import grouped as grouped
 from meshplan.plan._make import plan_data as plan_data
+from meshplan.plan._pins import Pins as Pins
 from meshplan.plan._pins import resolve_pins as resolve_pins
 from meshplan.plan._price import CollectiveCost as CollectiveCost
 from meshplan.plan._price import collective_costs as collective_costs
@@ -43,3 +44,9 @@ from meshplan.plan._source import to_source as to_source
 from meshplan.plan._split import picture_dims as picture_dims
 from meshplan.plan._split import ranges as ranges
 from meshplan.plan._split import split_grid as split_grid
+from meshplan.plan._tables import Given as Given
+from meshplan.plan._tables import Layers as Layers
+from meshplan.plan._tables import gather_pins as gather_pins
+from meshplan.plan._tables import names_decide as names_decide
+from meshplan.plan._tables import over as over
+from meshplan.plan._tables import pin_texts as pin_texts

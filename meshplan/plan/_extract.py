@@ -132,9 +132,9 @@ def settled(source: Spec, steps: tuple[Step, ...]) -> list[Spec]:
     reducing = [s for s in steps if s.kind in ("reduce-scatter", "all-reduce")]
     rest = [s.after for s in steps[len(reducing) :]]
     kinds = {s.kind for s in reducing}
-    last = reducing[-1].after
-    if last.unreduced:  # stays unreduced: nothing can be stated yet
+    if not reducing or reducing[-1].after.unreduced:  # stays unreduced, moved or not: nothing can be stated yet
         return []
+    last = reducing[-1].after
     if kinds == {"reduce-scatter"}:
         return [source.reduced(), last, *rest]
     return [last, *rest]

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from meshplan.core import Axes
+from meshplan.plan._collide import collision_notes
 from meshplan.plan._data import Candidate, HeldBytes, PlanData
 from meshplan.plan._extract import Extractor, fingerprint
 from meshplan.plan._search import Found, Search
+from meshplan.rules import Dims
 from meshplan.strategy import DimClasses
+
+Votes = dict[str, dict[Axes, float]]
 
 
 def plan_data(
@@ -20,9 +24,10 @@ def plan_data(
     prediction, program = found.prediction, search.program
     return PlanData(
         step=step, fingerprint=fingerprint(program), machine=search.machine.name, mesh=found.mesh,
-        arguments=extractor.arguments(argument_dims(search), frozenset(search.pins)), results=extractor.results(),
-        ops=extractor.operations(), collectives=prediction.collectives, flops=prediction.flops,
-        compute_seconds=prediction.compute_seconds, communication_seconds=prediction.communication_seconds,
+        arguments=extractor.arguments(argument_dims(search), frozenset(search.pins.arguments)),
+        results=extractor.results(), ops=extractor.operations(), collectives=prediction.collectives,
+        flops=prediction.flops, compute_seconds=prediction.compute_seconds,
+        communication_seconds=prediction.communication_seconds,
         argument_bytes=prediction.argument_bytes, peak_bytes=prediction.peak_bytes,
         at_peak=tuple(HeldBytes(what=h.what, nbytes=h.nbytes) for h in prediction.at_peak),
         memory_limit=search.limit, gap=found.gap,
@@ -33,8 +38,8 @@ def plan_data(
             )
             for f in tried
         ),
-        pins=tuple(pins.items()), notes=program.notes, rules=logical_rules(search, found), template=template,
-        workload=workload, donated=donated,
+        pins=tuple(pins.items()), notes=(*program.notes, *search.pins.notes, *collision_notes(search, found)),
+        rules=logical_rules(search, found), template=template, workload=workload, donated=donated,
     )
 
 
@@ -58,15 +63,37 @@ def class_name(classes: DimClasses, c: int) -> str:
 
 
 def logical_rules(search: Search, found: Found) -> tuple[tuple[str, Axes], ...]:
-    """Name -> axes, the most frequent use among the program's values, weighted by bytes."""
-    votes: dict[str, dict[Axes, float]] = {}
-    graph, classes = search.graph, search.classes
+    """Name -> axes: as most arguments with that name are stored, by bytes; for other names, as most values are split.
+
+    Names that meet on one argument never share an axis, the one with more bytes behind it having the first choice:
+    flax.nnx reads every name of a parameter by itself. On values inside the step the order of the rules decides.
+    """
+    graph, program = search.graph, search.program
+    stored: Votes = {}
+    inside: Votes = {}
+    met: dict[str, set[str]] = {}
+    for i, node in graph.node_of_arg.items():
+        names = _vote(stored, search, found, node, graph.nodes[node].arguments[i], program.args[i].aval.nbytes)
+        for name in names:
+            met.setdefault(name, set()).update(n for n in names if n != name)
     for i, node in enumerate(graph.nodes):
         for value, dims in node.values.items():
-            spec = found.chosen.spec(i, dims)
-            for c, axes in zip(classes.dims(i, dims), spec.dims, strict=True):
-                name = class_name(classes, c)
-                if name:
-                    count = votes.setdefault(name, {})
-                    count[axes] = count.get(axes, 0.0) + graph.program.nbytes(value) * node.count
-    return tuple((name, max(sorted(count), key=lambda a: count[a])) for name, count in sorted(votes.items()))
+            _vote(inside, search, found, i, dims, program.nbytes(value) * node.count)
+    votes = {**inside, **stored}
+    taken: dict[str, Axes] = {}
+    for name in sorted(votes, key=lambda n: (-sum(votes[n].values()), n)):
+        used = {a for other in met.get(name, ()) for a in taken.get(other, ())}
+        free = {axes: weight for axes, weight in votes[name].items() if used.isdisjoint(axes)}
+        taken[name] = max(sorted(free), key=lambda axes: free[axes]) if free else ()
+    return tuple(sorted(taken.items()))
+
+
+def _vote(votes: Votes, search: Search, found: Found, node: int, dims: Dims, weight: float) -> list[str]:
+    """Count how an array with these dims at a node is split, by the names of its dims; returns those."""
+    classes = search.classes
+    names = [class_name(classes, c) for c in classes.dims(node, dims)]
+    for name, axes in zip(names, found.chosen.spec(node, dims).dims, strict=True):
+        if name:
+            count = votes.setdefault(name, {})
+            count[axes] = count.get(axes, 0.0) + weight
+    return [name for name in names if name]

@@ -1,59 +1,190 @@
-"""Pins: specs that the user fixed, by patterns over argument paths."""
+"""Pins: what the user fixed, by patterns over argument paths and by shardings written in the program."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from meshplan.core import MeshShape, PinError, Spec, SpecError, check_entries, check_spec, nearest
-from meshplan.hints import find
-from meshplan.program import Leaf
-from meshplan.strategy import Choices, Graph, Node, enumerate_choices
+from meshplan.hints import Pin, Resolved, Row, find, pin_of
+from meshplan.program import Leaf, Program
+from meshplan.rules import Aval, Dims
+from meshplan.strategy import Choices, Graph, enumerate_choices, value_dims
+
+Alternatives = tuple[Pin, ...]  # any one of them may hold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """An array at a node of the graph (its dims in the node's factors) and what it may be there."""
+
+    dims: Dims
+    aval: Aval
+    pins: Alternatives
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """Arrays (`count` of them, `where` names one) on which rows of a table collide; all of them have these `pins`."""
+
+    resolved: Resolved
+    rows: tuple[Row, ...]
+    where: str
+    count: int
+    pins: Alternatives
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pins:
+    """All pins of a program: by argument leaf, by value, by result leaf. `notes` say how tables were read, `shared`
+    where rows of one collide.
+
+    `at[node]`: the places of the graph that they come to (`bind`).
+    """
+
+    arguments: Mapping[int, Alternatives] = field(default_factory=dict)
+    values: Mapping[int, Alternatives] = field(default_factory=dict)
+    results: Mapping[int, Alternatives] = field(default_factory=dict)
+    at: Mapping[int, tuple[Place, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    shared: tuple[Shared, ...] = ()
+
+    def __iter__(self) -> Iterator[Pin]:
+        for found in (self.arguments, self.values, self.results):
+            for pins in found.values():
+                yield from pins
+
+    def bind(self, graph: Graph) -> Pins:
+        """With the nodes of the graph at which they hold."""
+        program = graph.program
+        at: dict[int, list[Place]] = {}
+
+        def add(node: int, dims: Dims | None, aval: Aval, pins: Alternatives) -> None:
+            if dims is not None:
+                at.setdefault(node, []).append(Place(dims=dims, aval=aval, pins=pins))
+
+        for i, pins in self.arguments.items():
+            node = graph.node_of_arg[i]
+            add(node, graph.nodes[node].arguments[i], program.args[i].aval, pins)
+        for v, pins in self.values.items():
+            if v in graph.owner:
+                add(graph.owner[v], value_dims(graph, graph.owner[v], v), program.values[v].aval, pins)
+        for e in graph.edges:
+            for j, pins in self.results.items():
+                if graph.result_nodes.get(j) == e.target:
+                    add(e.target, e.want, program.results[j].aval, pins)
+        return replace(self, at={node: tuple(places) for node, places in at.items()})
 
 
 def resolve_pins(pins: Mapping[str, Any], args: Sequence[Leaf]) -> dict[int, Spec]:
     """Spec of every pinned argument leaf. Two pins may meet on one leaf only if they agree."""
-    paths = [leaf.path for leaf in args]
-    found: dict[int, tuple[str, Spec]] = {}
+    return {i: pin.spec for i, pin in matched_pins(pins, args, [leaf.path for leaf in args]).items()}
+
+
+def matched_pins(pins: Mapping[str, Any], leaves: Sequence[Leaf], paths: Sequence[str]) -> dict[int, Pin]:
+    """The pin of every leaf that a pattern matches; patterns may meet on one leaf only if they agree."""
+    found: dict[int, tuple[str, Pin]] = {}
     for pattern, wanted in pins.items():
         if wanted is None or isinstance(wanted, str):
             raise PinError(f"pin '{pattern}' is {wanted!r}; give a PartitionSpec, such as P('data') or P() for whole.")
         for i in find(pattern, paths):
-            check_entries(tuple(wanted), len(args[i].aval.shape), f"pin '{pattern}' on '{paths[i]}'")
-            spec = Spec.of(wanted, len(args[i].aval.shape))
-            if i in found and found[i][1] != spec:
+            ndim = len(leaves[i].aval.shape)
+            check_entries(tuple(wanted), ndim, f"pin '{pattern}' on '{paths[i]}'")
+            pin = pin_of(wanted, ndim, f"pin on '{paths[i]}'")
+            if i in found and found[i][1].dims != pin.dims:
                 other, theirs = found[i]
                 raise PinError(
-                    f"pins '{other}' and '{pattern}' both match '{paths[i]}' but say {theirs} and {spec}. Keep one."
+                    f"pins '{other}' and '{pattern}' both match '{paths[i]}' but say {theirs} and {pin}. Keep one."
                 )
-            found[i] = (pattern, spec)
-    return {i: spec for i, (_, spec) in found.items()}
+            found[i] = (pattern, pin)
+    return {i: pin for i, (_, pin) in found.items()}
 
 
-def check_pins(pins: Mapping[int, Spec], args: Sequence[Leaf], mesh: MeshShape) -> None:
+def as_pins(pins: Pins | Mapping[int, Spec], program: Program) -> Pins:
+    """Specs by argument leaf as pins, with those that the program states itself."""
+    if isinstance(pins, Pins):
+        return pins
+    args = program.args
+    given = {i: (pin_of(spec.dims, len(spec.dims), f"pin on '{args[i].path}'"),) for i, spec in pins.items()}
+    return with_stated(Pins(arguments=given), program)
+
+
+def with_stated(pins: Pins, program: Program) -> Pins:
+    """The pins, and where they are silent what the step itself states.
+
+    A moment that `tx.init` makes, from nothing or as a copy, lies as its pinned parameter does.
+    """
+    arguments, values, results = dict(pins.arguments), dict(pins.values), dict(pins.results)
+    of_value = {leaf.value: i for i, leaf in enumerate(program.args)}
+    for v, pin in program.pins.items():
+        if v in of_value:
+            arguments.setdefault(of_value[v], (pin,))
+        else:
+            values.setdefault(v, (replace(pin, any_order=True),))
+    fresh = _made_anew(program) if program.results_follow else set()
+    for j, followed in program.results_follow.items():
+        leaf, theirs = program.results[j], arguments.get(followed.parameter, ())
+        if leaf.pair < 0 and leaf.value in fresh and leaf.aval.size > 1 and theirs:
+            alike = (tuple(p.dims[d] if d is not None else () for d in followed.dims) for p in theirs)
+            where = f"'{leaf.path}' (as '{program.args[followed.parameter].path}')"
+            results.setdefault(j, tuple(replace(p, dims=d, where=where) for p, d in zip(theirs, alike, strict=True)))
+    return replace(pins, arguments=arguments, values=values, results=results)
+
+
+def _made_anew(program: Program) -> set[int]:
+    """Values that are made of literals, and arguments and copies of them: nothing was computed that has a spec."""
+    literal: set[int] = set()
+    copied = {leaf.value for leaf in program.args if leaf.value is not None}
+    for op in program.ops:
+        if all(v is None or v in literal for v in op.operands):
+            literal.update(op.results)
+        elif op.primitive in ("copy", "copy_p", "convert_element_type") and op.operands[0] in copied:
+            copied.update(op.results)
+    return literal | copied
+
+
+# ------------------------------------------------------------------------------------------------ one mesh
+
+
+def check_pins(pins: Pins, mesh: MeshShape) -> None:
     """Raise `SpecError` for a pin that the mesh cannot keep: unknown axis, indivisible dim, one axis on two dims."""
-    for i, spec in pins.items():
-        aval = args[i].aval
-        check_spec(spec, aval.shape, aval.itemsize, mesh, f"pin on '{args[i].path}'")
+    for places in pins.at.values():
+        for place in places:
+            possible(place, mesh)
 
 
-def pinned_meshes(pins: Mapping[int, Spec], graph: Graph, meshes: Sequence[MeshShape]) -> list[MeshShape]:
+def possible(place: Place, mesh: MeshShape) -> Alternatives:
+    """Those of the alternatives that the mesh can keep; `SpecError` of the first where there is none."""
+    refused, found = [], []
+    for pin in place.pins:
+        try:
+            check_spec(pin.spec, place.aval.shape, place.aval.itemsize, mesh, pin.where)
+            found.append(pin)
+        except SpecError as error:
+            refused.append(SpecError(f"{error}{pin.advice}"))
+    if not found:
+        raise refused[0]
+    return tuple(found)
+
+
+def pinned_meshes(pins: Pins, graph: Graph, meshes: Sequence[MeshShape]) -> list[MeshShape]:
     """The meshes over which every pin can be kept, each by itself.
 
     Raises `SpecError` where none is left: why the first cannot be split so, or which pin no strategy stores.
     """
-    args, refused, found = graph.program.args, [], []
+    refused, found = [], []
     for mesh in meshes:
         try:
-            check_pins(pins, args, mesh)
+            check_pins(pins, mesh)
         except SpecError as error:
             refused.append(error)
             continue
-        lost = [i for i, spec in pins.items() if not _can_store(graph, i, spec, mesh)]
-        if lost:
-            refused.append(SpecError(_never_stored(graph, lost[0], pins[lost[0]], mesh)))
+        lost = _not_stored(pins, graph, mesh)
+        if lost is not None:
+            refused.append(SpecError(_never_stored(graph, *lost, mesh)))
         else:
             found.append(mesh)
     if refused and not found:
@@ -61,55 +192,91 @@ def pinned_meshes(pins: Mapping[int, Spec], graph: Graph, meshes: Sequence[MeshS
     return found
 
 
-def _can_store(graph: Graph, i: int, spec: Spec, mesh: MeshShape) -> bool:
-    node = graph.node_of_arg[i]
-    about = graph.nodes[node]
-    return bool(keep_pinned(node, about, enumerate_choices(about, mesh), {i: spec}).any())
+def _not_stored(pins: Pins, graph: Graph, mesh: MeshShape) -> tuple[int, Place] | None:
+    """The first (node, place) whose pin no strategy of the node keeps."""
+    known: dict[Any, bool] = {}
+    for node, places in pins.at.items():
+        about = graph.nodes[node]
+        for place in places:
+            key = (about.sizes, about.whole, place.dims, tuple(p.dims for p in place.pins), about.group is None)
+            if about.group is not None or key not in known:
+                known[key] = bool(kept_at((place,), enumerate_choices(about, mesh)).any())
+            if not known[key]:
+                return node, place
+    return None
 
 
-def _never_stored(graph: Graph, i: int, spec: Spec, mesh: MeshShape) -> str:
-    about = graph.nodes[graph.node_of_arg[i]]
+def _never_stored(graph: Graph, node: int, place: Place, mesh: MeshShape) -> str:
+    about, pin = graph.nodes[node], place.pins[0]
     whole = [
-        str(d) for d, factors in enumerate(about.arguments[i]) if spec.dims[d] and not about.whole.isdisjoint(factors)
+        str(d) for d, factors in enumerate(place.dims) if pin.dims[d] and not about.whole.isdisjoint(factors)
     ]
     why = (
         f"dim {' and '.join(whole)} stays whole, as the dim that a scan runs over has to; split another dim"
         if whole
         else f"the axes of one dim go in the mesh's order ({', '.join(mesh.names)}) and a dim of one entry takes none"
     )
-    return f"pin on '{graph.program.args[i].path}' says {spec}, which no strategy stores: {why}."
+    return f"{pin.where} says {pin}, which no strategy stores: {why}."
 
 
-def pin_axes(pins: Mapping[int, Spec], known: Sequence[str], args: Sequence[Leaf]) -> set[str]:
-    """Axes that pins name; `SpecError` for one that no mesh of the search has."""
-    named: set[str] = set()
-    for i, spec in pins.items():
-        for axis in spec.axes:
-            if axis not in known:
-                raise SpecError(
-                    f"pin on '{args[i].path}': axis '{axis}' is unknown; the search names its axes "
-                    f"{', '.join(known)}. {nearest(axis, known)} Or fix the mesh: mesh={{'{axis}': ...}}."
-                )
-            named.add(axis)
-    return named
+def keep_pinned(node: int, choices: Choices, pins: Pins) -> np.ndarray:
+    """Which strategies of the node keep all of its pins."""
+    return kept_at(pins.at.get(node, ()), choices)
 
 
-def keep_pinned(
-    node: int, about: Node, choices: Choices, pins: Mapping[int, Spec]
-) -> np.ndarray:
-    """Which strategies store every pinned argument of the node as pinned."""
+def kept_at(places: Sequence[Place], choices: Choices) -> np.ndarray:
     ok = np.ones(len(choices), bool)
-    for i, dims in about.arguments.items():
-        if i in pins:
-            specs, index = choices.specs(dims)
-            ok &= np.array([s == pins[i] for s in specs])[index]
+    for place in places:
+        specs, index = choices.specs(place.dims)
+        ok &= np.array([any(agrees(s, pin, choices.mesh) for pin in place.pins) for s in specs], bool)[index]
     return ok
 
 
-def pin_marks(graph: Graph, pins: Mapping[int, Spec]) -> dict[int, Any]:
+def agrees(spec: Spec, pin: Pin, mesh: MeshShape) -> bool:
+    """Whether a spec is as pinned; axes of size 1 split nothing and are passed over."""
+    for axes, wanted in zip(spec.dims, pin.dims, strict=True):
+        if wanted is None:
+            continue
+        have = tuple(a for a in axes if mesh.size(a) > 1)
+        want = tuple(a for a in wanted if a in mesh.names and mesh.size(a) > 1)
+        if (set(have) != set(want)) if pin.any_order else (have != want):
+            return False
+    return True
+
+
+def pin_marks(pins: Pins) -> dict[int, Any]:
     """Marks that keep nodes with different pins from being tied."""
-    marks: dict[int, Any] = {}
-    for i, spec in pins.items():
-        node = graph.node_of_arg[i]
-        marks[node] = (*marks.get(node, ()), str(spec))
-    return marks
+    return {
+        node: tuple((place.dims, tuple(str(pin) for pin in place.pins)) for place in places)
+        for node, places in pins.at.items()
+    }
+
+
+# ---------------------------------------------------------------------------------------------- all meshes
+
+
+def pin_axes(pins: Pins, known: Sequence[str]) -> dict[str, int | None]:
+    """Axes that pins name, with their size where the user wrote for a mesh of his own, in the order of that mesh.
+
+    `SpecError` for an axis of no such mesh that the search does not have either, `PinError` for two sizes of one.
+    """
+    named: dict[str, int | None] = {}
+    said: dict[str, str] = {}
+    for pin in sorted(pins, key=lambda p: p.mesh is None):
+        order = pin.mesh.names if pin.mesh is not None else pin.axes
+        for axis in (a for a in order if a in pin.axes):
+            size = pin.mesh.size(axis) if pin.mesh is not None else None
+            if size is None and axis not in known and axis not in named:
+                raise SpecError(
+                    f"{pin.where}: axis '{axis}' is unknown; the search names its axes {', '.join(known)}. "
+                    f"{nearest(axis, known)} Or fix the mesh: mesh={{'{axis}': ...}}.{pin.advice}"
+                )
+            if size is not None and named.get(axis) not in (None, size):
+                raise PinError(
+                    f"{said[axis]} has axis '{axis}' of size {named[axis]}, {pin.where} of size {size}. Write them "
+                    f"for one mesh, or fix it: mesh={{...}}."
+                )
+            said.setdefault(axis, pin.where)
+            named[axis] = size if size is not None else named.get(axis)
+    return named
+

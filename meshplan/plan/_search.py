@@ -175,7 +175,8 @@ class Search:
         uniform = len(self.machine.levels) == 1 and self.machine.levels[0].kind == "switch"
         if uniform and not named and template not in TENSOR_TEMPLATES:
             shapes = [s for s in shapes if tuple(sorted(s, reverse=True)) == tuple(s)]
-        meshes = named_meshes(shapes, named, AXIS_NAMES) or own_meshes(self.pins, self.machine.devices, self.machine.name)
+        meshes = named_meshes(shapes, named, AXIS_NAMES)
+        meshes = meshes or own_meshes(self.pins, self.machine.devices, self.machine.name)
         if template in TENSOR_TEMPLATES:
             meshes = [m for m in meshes if len(m.axes) >= 2]
         elif template is not None:
@@ -264,8 +265,9 @@ class Search:
 def prepare(
     program: Program, machine: Machine, pins: Pins | Mapping[int, Spec], limit: float | None, options: Options
 ) -> Search:
-    graph = build_graph(program, merge_sums=Emission(machine.chip.platform).merges_sums)
-    pins = as_pins(pins, program).bind(graph)
+    pins = as_pins(pins, program)
+    graph = build_graph(program, Emission(machine.chip.platform).merges_sums, frozenset(pins.arguments))
+    pins = pins.bind(graph)
     ties = tie(graph, pin_marks(pins), options.tie_radius)
     budget = limit if limit is not None else machine.memory_bytes * options.memory_fraction
     return Search(

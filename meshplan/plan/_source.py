@@ -121,8 +121,17 @@ def to_source(data: PlanData) -> str:
 
 
 def logical_axis_rules(data: PlanData) -> tuple[LogicalRule, ...]:
-    """Axes of every named dim in flax's form, for `flax.linen.logical_axis_rules`: name to axis, axes, or None."""
-    return tuple((name, _flat(axes)) for name, axes in data.rules)
+    """Axes of every named dim in flax's form, for `flax.linen.logical_axis_rules`: name to axis, axes, or None.
+
+    Names of the data's dims come first, its leading dim before the others: on a value inside the step the first of two
+    rules keeps an axis that they share.
+    """
+    place: dict[str, int] = {}
+    for a in data.arguments:
+        for d, name in enumerate(a.dims if a.pair < 0 else ()):
+            place[name] = min(d, place.get(name, d))
+    ordered = sorted(data.rules, key=lambda rule: place.get(rule[0], len(data.rules) + len(place)))
+    return tuple((name, _flat(axes)) for name, axes in ordered)
 
 
 def _flat(axes: Axes) -> str | tuple[str, ...] | None:

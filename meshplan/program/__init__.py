@@ -3,6 +3,7 @@
 from meshplan.program._program import CARRY as CARRY
 from meshplan.program._program import CROSSINGS as CROSSINGS
 from meshplan.program._program import MERGE as MERGE
+from meshplan.program._program import PIN as PIN
 from meshplan.program._program import SLICE as SLICE
 from meshplan.program._program import STACK as STACK
 from meshplan.program._program import Key as Key

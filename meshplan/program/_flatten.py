@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.core import _jax
-from meshplan.hints import tagged_names
-from meshplan.program._program import CARRY, MERGE, SLICE, STACK, Key, Op, Region, Value, runs_of
-from meshplan.rules import Aval, OpRule, OpView
+from meshplan.core import _jax, _jax_pins
+from meshplan.hints import Pin, pin_of_sharding, tagged_names
+from meshplan.program._program import CARRY, MERGE, PIN, SLICE, STACK, Key, Op, Region, Value, runs_of
+from meshplan.rules import Aval, Bounds, OpRule, OpView, result_bounds
 
 RuleFor = Callable[[OpView], tuple[OpRule, bool]]
 Atom = int | np.ndarray  # a value id or a literal
@@ -21,16 +21,21 @@ Atom = int | np.ndarray  # a value id or a literal
 class Walker:
     """Collects values and operations while walking nested jaxprs."""
 
-    def __init__(self, rule_for: RuleFor) -> None:
+    def __init__(self, rule_for: RuleFor, follow: bool = True, cut_names: bool = False) -> None:
         self.rule_for = rule_for
+        self.follow = follow  # shardings written in the step are pins
+        self.cut_names = cut_names  # values with names can be pinned
         self.values: list[Value] = []
         self.ops: list[Op] = []
         self.regions: list[Region] = [Region("top", 1.0, -1, ())]
         self.names: dict[int, tuple[str | None, ...]] = {}
+        self.pins: dict[int, Pin] = {}
+        self.states_shardings = False
         self.ignored_constraints = 0  # `with_sharding_constraint` of the user's: the plan's specs take their place
         self.scopes = 0
         self._avals: dict[Any, Aval] = {}
         self._views: dict[Any, tuple[OpView, OpRule, bool]] = {}
+        self.bounds: dict[int, Bounds] = {}  # least and largest value of integer values, where anything is known
 
     # values
 
@@ -66,6 +71,9 @@ class Walker:
         index = len(self.ops)
         results = tuple(self.new_value(a, op=index) for a in out_avals)
         operands = tuple(a if isinstance(a, int) else None for a in atoms)
+        if any(a.dtype == "bool" or "int" in a.dtype for a in out_avals):
+            known = result_bounds(replace(view, bounds=self._bounds(atoms)))
+            self.bounds.update((v, b) for v, b in zip(results, known, strict=True) if b is not None)
         self.ops.append(Op(
             index=index, key=key, primitive=primitive, operands=operands, results=results, view=view, rule=rule,
             region=region, scope=scope, count=runs_of(self.regions, region), ruled=ruled,
@@ -81,12 +89,16 @@ class Walker:
         constants = tuple(None if isinstance(a, int) else a for a in atoms)
         # scalars of literals do not change a rule, except as indices: keep integers in the key
         ints = tuple(None if c is None or c.dtype.kind not in "iu" else c.tobytes() for c in constants)
-        key: Any = (primitive, ins, outs, ints, _params_key(params))
+        bounds = self._bounds(atoms) if primitive == "dynamic_update_slice" else ()  # alone asks for a position's range
+        key: Any = (primitive, ins, outs, ints, _params_key(params), bounds)
         found = self._views.get(key)
         if found is None:
-            view = OpView(primitive, ins, outs, dict(params), constants)
+            view = OpView(primitive, ins, outs, dict(params), constants, bounds)
             found = self._views[key] = (view, *self.rule_for(view))
         return found
+
+    def _bounds(self, atoms: Sequence[Atom]) -> tuple[Bounds | None, ...]:
+        return tuple(self.bounds.get(a) if isinstance(a, int) else None for a in atoms)
 
     # the walk
 
@@ -121,16 +133,42 @@ class Walker:
         if opener is not None:
             return opener(eqn, atoms, key, region, scope)
         outs = [self.aval(v.aval) for v in eqn.outvars]
+        pin = self._stated(eqn)
+        if pin is not None and _jax_pins.only_moves(eqn) and isinstance(atoms[0], int):
+            results = self.add(key, PIN, atoms, outs, {}, region, scope, eqn)
+            self.pins[results[0]] = pin
+            return results
         results = self.add(key, eqn.primitive.name, atoms, outs, eqn.params, region, scope, eqn)
-        self._read_annotations(eqn, results)
-        return results
+        return self._annotated(eqn, results, pin, key, region, scope)
 
-    def _read_annotations(self, eqn: Any, results: tuple[int, ...]) -> None:
+    def _stated(self, eqn: Any) -> Pin | None:
+        """The pin that the equation states for its first result, where it is one to follow."""
+        stated = _jax_pins.stated_sharding(eqn)
+        self.states_shardings |= stated is not None or _jax_pins.only_moves(eqn)
+        if stated is None:
+            self.ignored_constraints += _jax.constraint_sharding(eqn) is not None
+            return None
+        if not self.follow:
+            self.ignored_constraints += 1
+            return None
+        aval = self.aval(eqn.outvars[0].aval)
+        where = f"{stated[0]} at {_jax.source_line(eqn) or 'an unknown line'}"
+        return pin_of_sharding(stated[1], len(aval.shape), where) if aval.size > 1 else None
+
+    def _annotated(
+        self, eqn: Any, results: tuple[int, ...], pin: Pin | None, key: Key, region: int, scope: int
+    ) -> tuple[int, ...]:
+        """The results with the names and the pin that the user wrote on the first; below the key: (-4, 0) for a pin."""
         name = _jax.user_name(eqn)
         dims = tagged_names(name) if name is not None else None
+        aval = self.values[results[0]].aval if results else None
+        if aval is not None and aval.size > 1 and (pin is not None or (dims is not None and self.cut_names)):
+            results = (*self.add((*key, -4, 0), PIN, [results[0]], [aval], {}, region, scope, eqn), *results[1:])
+        if pin is not None:
+            self.pins[results[0]] = pin
         if dims is not None:
             self.names[results[0]] = dims
-        self.ignored_constraints += _jax.constraint_sharding(eqn) is not None
+        return results
 
     def enter(self, kind: str, trips: float, region: int, key: Key, known: bool = True) -> int:
         """The number of a new region inside `region`."""
@@ -166,7 +204,12 @@ class Walker:
         for k, stacked in enumerate(atoms[n_consts + n_carry :]):
             aval = self.aval(body.invars[n_consts + n_carry + k].aval)
             slices += self.add((*key, -2, k), SLICE, [stacked], [aval], {}, inner, scope, eqn)
+            if isinstance(stacked, int) and stacked in self.bounds:
+                self.bounds[slices[-1]] = self.bounds[stacked]  # type: ignore[index]
+        counters = _counters(body, atoms[n_consts : n_consts + n_carry], n_consts, length)
+        self.bounds.update((carries[k], inside) for k, (inside, _) in counters.items())
         outs = self.walk(body, consts, [*atoms[:n_consts], *carries, *slices], key, inner, scope)
+        self.bounds.update((carries[k], after) for k, (_, after) in counters.items())
         self.close(carries, outs[:n_carry])
         stacks = []
         for k, out in enumerate(outs[n_carry:]):
@@ -184,7 +227,10 @@ class Walker:
         inner = self.enter("while", 1.0 if trips is None else trips, region, key, known=trips is not None)
         carries = self.carry(inits, key, inner)
         self.walk(cond, cond_consts, [*atoms[:n_cond], *carries], (*key, 0), inner, scope)
+        counters = _counters(body, inits, n_body, trips)
+        self.bounds.update((carries[k], inside) for k, (inside, _) in counters.items())
         outs = self.walk(body, body_consts, [*atoms[n_cond : n_cond + n_body], *carries], (*key, 1), inner, scope)
+        self.bounds.update((carries[k], after) for k, (_, after) in counters.items())
         self.close(carries, outs)
         return carries
 
@@ -229,6 +275,24 @@ def _params_key(params: Mapping[str, Any]) -> Any:
     return tuple(entries)
 
 
+def _counters(body: Any, inits: Sequence[Atom], before: int, trips: float | None) -> dict[int, tuple[Bounds, Bounds]]:
+    """Carries that start at a literal and grow by one: their bounds in the body, and with the value after the loop.
+
+    `before`: operands of the body before its carries. Without a known number of trips none is bounded.
+    """
+    found = {}
+    made = {eqn.outvars[0]: eqn for eqn in body.eqns if eqn.primitive.name == "add"}
+    for k, init in enumerate(inits):
+        eqn = None if isinstance(body.outvars[k], _jax.Literal) else made.get(body.outvars[k])
+        if trips is None or isinstance(init, int) or init.dtype.kind not in "iu" or init.ndim or eqn is None:
+            continue
+        step = eqn.invars[1]
+        if eqn.invars[0] is body.invars[before + k] and isinstance(step, _jax.Literal) and step.val == 1:
+            first, last = int(init), int(init) + int(trips)
+            found[k] = (first, max(first, last - 1)), (first, last)
+    return found
+
+
 def _trip_count(cond: Any, body: Any, inits: Sequence[Atom], n_cond: int, n_body: int) -> float | None:
     """Trips of `fori_loop`'s shape: i from a literal, `lt i n` with a literal n, `add i step`."""
     if not cond.eqns or cond.eqns[-1].primitive.name != "lt":
@@ -242,7 +306,7 @@ def _trip_count(cond: Any, body: Any, inits: Sequence[Atom], n_cond: int, n_body
     k = carried.index(left)
     start, out, counter = inits[k], body.outvars[k], body.invars[n_body + k]
     for eqn in body.eqns:
-        if eqn.outvars[0] is out and eqn.primitive.name == "add" and eqn.invars[0] is counter:
+        if eqn.primitive.name == "add" and eqn.outvars[0] is out and eqn.invars[0] is counter:
             step = eqn.invars[1]
             if isinstance(step, _jax.Literal) and not isinstance(start, int) and step.val > 0:
                 return float(max(0, math.ceil((right.val - start.item()) / step.val)))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from meshplan.hints import Followed, Pin
 from meshplan.rules import Aval, OpRule, OpView
 
 Key = tuple[int, ...]
@@ -21,7 +22,8 @@ CARRY = "region.carry"  # operands: initial value, the body's carry out; result:
 SLICE = "region.slice"  # a scanned operand -> one step's piece
 STACK = "region.stack"  # one step's result -> the stacked result
 MERGE = "region.merge"  # results of a cond's branches -> the cond's result
-CROSSINGS = frozenset({CARRY, SLICE, STACK, MERGE})
+PIN = "region.pin"  # a value -> the same value where the user may have pinned it; it decides by itself, like the others
+CROSSINGS = frozenset({CARRY, SLICE, STACK, MERGE, PIN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,11 @@ class Leaf:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """The whole step. `names[v]` are names of value v's dims that the user gave; `consumers[v]` the
-    (operation, operand index) pairs that read value v; `notes` what a person should know of the program."""
+    (operation, operand index) pairs that read value v; `notes` what a person should know of the program.
+    `states_shardings`: the step's own equations say where values lie, so that it runs on their mesh only.
+    `pins[v]`: what the step itself fixes of value v, by a constraint or by the sharding of an argument. `follows[i]`,
+    `results_follow[j]`: the parameter among the arguments to which leaf i or result leaf j, of an optimizer's state,
+    belongs."""
 
     values: list[Value]
     ops: list[Op]
@@ -103,6 +109,10 @@ class Program:
     in_tree: Any
     out_tree: Any
     notes: tuple[str, ...] = ()
+    states_shardings: bool = False
+    pins: dict[int, Pin] = field(default_factory=dict)
+    follows: dict[int, Followed] = field(default_factory=dict)
+    results_follow: dict[int, Followed] = field(default_factory=dict)
     consumers: list[list[tuple[int, int]]] = field(default_factory=list)
 
     def nbytes(self, value: int) -> int:

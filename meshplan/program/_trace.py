@@ -9,10 +9,20 @@ from typing import Any
 import jax
 
 from meshplan.core import TraceError
-from meshplan.hints import argument_names, leaf_paths, named_leaves
+from meshplan.hints import (
+    Followed,
+    Pin,
+    argument_names,
+    followed_leaves,
+    leaf_paths,
+    named_leaves,
+    pin_of,
+    pin_of_sharding,
+    walk,
+)
 from meshplan.program._flatten import RuleFor, Walker
 from meshplan.program._program import CARRY, CROSSINGS, SLICE, Leaf, Program
-from meshplan.rules import Aval, OpRule, OpView, RuleFn, rule_for, whole_rule
+from meshplan.rules import Aval, OpRule, OpView, RuleFn, rule_for, rule_names, whole_reason, whole_rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +79,18 @@ def make_rule_for(extra: Mapping[str, RuleFn | str]) -> RuleFor:
         if view.primitive in CROSSINGS:
             return crossing_rule(view), True
         rule = rule_for(view, extra)
-        return (rule, True) if rule is not None else (whole_rule(view), False)
+        return (rule, True) if rule is not None else (whole_rule(view, whole_reason(view.primitive)), False)
 
     return find
 
 
-def trace(call: Call, *, rules: Mapping[str, RuleFn | str] | None = None) -> Program:
+def trace(
+    call: Call, *, rules: Mapping[str, RuleFn | str] | None = None, follow: bool = True, cut_names: bool = False
+) -> Program:
     """The program of `call.step` on the shapes of its arguments.
+
+    `follow`: shardings written in the step and on its arguments are pins. `cut_names`: values that `mp.dims` names
+    can be pinned too.
 
     Raises `TraceError` with JAX's own error as its cause where the step does not trace.
     """
@@ -91,16 +106,15 @@ def trace(call: Call, *, rules: Mapping[str, RuleFn | str] | None = None) -> Pro
             f"step '{name}' does not trace with arguments ({shapes}); JAX says: {str(error).splitlines()[0]}"
         ) from error
     args, kwargs = call.dynamic
-    return _flatten(call, traced, args, kwargs, make_rule_for(rules or {}))
+    return _flatten(call, traced, args, kwargs, Walker(make_rule_for(rules or {}), follow, cut_names))
 
 
-def _flatten(call: Call, traced: Any, args: tuple[Any, ...], kwargs: dict[str, Any], find: RuleFor) -> Program:
+def _flatten(call: Call, traced: Any, args: tuple[Any, ...], kwargs: dict[str, Any], walker: Walker) -> Program:
     from meshplan.core import _jax
 
     dynamic = (*args, *kwargs.values())
     paths = leaf_paths(dynamic, call.argument_names())
     names = named_leaves(dynamic)
-    walker = Walker(find)
     jaxpr, consts = _jax.open_jaxpr(traced.jaxpr)
     inputs = [
         walker.new_value(walker.aval(v.aval), path=path) for v, path in zip(jaxpr.invars, paths, strict=True)
@@ -108,6 +122,8 @@ def _flatten(call: Call, traced: Any, args: tuple[Any, ...], kwargs: dict[str, A
     for value, dims in zip(inputs, names, strict=True):
         if dims is not None and len(dims) == len(walker.values[value].aval.shape):
             walker.names[value] = dims
+    if walker.follow:
+        walker.pins |= _argument_pins(dynamic, inputs, paths)
     outs = walker.walk(jaxpr, consts, inputs, (), 0, 0)
     donated = _donated_leaves(call, args)
     out_info = traced.out_info
@@ -129,7 +145,32 @@ def _flatten(call: Call, traced: Any, args: tuple[Any, ...], kwargs: dict[str, A
         values=walker.values, ops=walker.ops, regions=walker.regions, args=tuple(arg_leaves),
         results=tuple(out_leaves), names=walker.names, jaxpr=traced.jaxpr,
         in_tree=jax.tree.structure((args, kwargs)), out_tree=out_tree, notes=notes, consumers=consumers,
+        states_shardings=walker.states_shardings, pins=walker.pins, **_follows(dynamic, out_info),
     )
+
+
+def _argument_pins(dynamic: Any, inputs: Sequence[int], paths: Sequence[str]) -> dict[int, Pin]:
+    """What the shardings of arrays and `ShapeDtypeStruct`s among the arguments fix, and annotations of frameworks."""
+    found = {}
+    for view, value, path in zip(walk(dynamic), inputs, paths, strict=True):
+        ndim, where = len(view.shape), f"the sharding of '{path}'"
+        pin = pin_of_sharding(getattr(view.leaf, "sharding", None), ndim, where)
+        if pin is None and view.written is not None and len(view.written.entries) <= ndim:
+            pin = pin_of(view.written.entries, ndim, where, view.written.mesh)
+        if pin is not None:
+            found[value] = pin
+    return found
+
+
+def _follows(dynamic: Any, out_info: Any) -> dict[str, dict[int, Followed]]:
+    """Leaves of optimizer states among the arguments and among the results, by the parameters that they belong to."""
+    count = len(jax.tree.leaves(dynamic))
+    found = followed_leaves([*walk(dynamic), *walk(out_info)])
+    mine = {i: f for i, f in found.items() if f.parameter < count}
+    return {
+        "follows": {i: f for i, f in mine.items() if i < count},
+        "results_follow": {i - count: f for i, f in mine.items() if i >= count},
+    }
 
 
 def _result_paths(out_info: Any) -> tuple[str, ...]:
@@ -183,7 +224,8 @@ def _notes(walker: Walker) -> tuple[str, ...]:
     for op in walker.ops:
         if not op.ruled:
             size = sum(walker.values[v].aval.nbytes for v in (*op.results, *(o for o in op.operands if o is not None)))
-            unruled[op.primitive] = unruled.get(op.primitive, 0.0) + size * op.count
+            name = rule_names(op.view)[0]  # of the kernel, where it has one
+            unruled[name] = unruled.get(name, 0.0) + size * op.count
     notes = [
         f"primitive '{name}' has no sharding rule: kept whole, {size / 1e6:.3g} MB per step are not split. "
         f"Give one with Options(rules={{'{name}': ...}})"
@@ -193,8 +235,9 @@ def _notes(walker: Walker) -> tuple[str, ...]:
     if loops:
         notes.append(f"{len(loops)} while loop(s) with an unknown number of trips are priced as one trip")
     if walker.ignored_constraints:
+        why = "they name no axes" if walker.follow else "as Options(follow_shardings=False) asks"
         notes.append(
-            f"{walker.ignored_constraints} sharding constraint(s) written in the step are not followed: the plan's "
-            "specs take their place. Pin the arguments instead"
+            f"{walker.ignored_constraints} sharding(s) written in the step are not followed, {why}: the plan's specs "
+            "take their place"
         )
     return tuple(notes)

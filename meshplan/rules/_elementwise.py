@@ -32,7 +32,7 @@ _FUNCTIONS = (
 ).split()
 _MOVES = (
     "copy copy_p layout_constraint name pvary relayout reshard sharding_constraint stop_gradient "
-    "with_memory_space_constraint"
+    "with_memory_space_constraint xla_metadata_value"
 ).split()
 
 
@@ -116,6 +116,13 @@ def _each_alone(view: OpView) -> OpRule:
     return builder.rule(dims, dims, linear=(0,) if len(dims) == 1 else ())
 
 
+def _second(view: OpView) -> OpRule:
+    """`tie`: the result is operand 1; operand 0 is only waited for, whole."""
+    builder = FactorBuilder()
+    passed = builder.dims(view.operands[1].shape)
+    return builder.rule([[()] * len(view.operands[0].shape), passed], [passed], linear=(1,))
+
+
 RULES: MappingProxyType[str, RuleFn] = MappingProxyType({
     **{name: elementwise() for name in _FUNCTIONS},
     **{name: elementwise((0,), 0.0) for name in _MOVES},
@@ -127,6 +134,9 @@ RULES: MappingProxyType[str, RuleFn] = MappingProxyType({
     "convert_element_type": _convert,
     "select_n": _select,
     "bitcast_convert_type": _bitcast,
+    "zeros_like": elementwise(),
+    "shard_alike": elementwise((), 0.0),
+    "tie": _second,
     "to_edtype": _bitcast,
     "from_edtype": _bitcast,
     "optimization_barrier": _each_alone,

@@ -23,6 +23,10 @@ from meshplan.rules._shape import scalars
 
 Entry = tuple[int, ...]
 _COMPUTED = "a slice at a computed position of a split dim would need rows of other shards"
+_UNBOUNDED = (
+    "XLA gives wrong numbers for a row written into a split dim at a start out of range, and the start of dim {d} "
+    "is not known to lie within 0 and {last}; clamp it: jnp.clip(start, 0, {last})"
+)
 _ORDERED = "updates that overwrite each other cannot be combined from shards"
 
 
@@ -146,19 +150,34 @@ def dynamic_slice(view: OpView) -> OpRule:
     )
 
 
-def dynamic_update_slice(view: OpView) -> OpRule:
-    """Dims that are replaced in full pass through; others stay whole (a clamped start on a split dim is miscompiled).
+def _start_is_inside(view: OpView, d: int) -> bool:
+    """Whether the start of dim d of an update is known to leave room for the whole update."""
+    bounds = view.bounds_of(2 + d)
+    room = view.operands[0].shape[d] - view.operands[1].shape[d]
+    return bounds is not None and 0 <= bounds[0] and bounds[1] <= room
 
-    Linear in operand and update together.
+
+def dynamic_update_slice(view: OpView) -> OpRule:
+    """Dims that are replaced in full pass through. One row written into a split dim: the shard that has it writes.
+
+    That holds only where the start is known to be in range: `dynamic_update_slice` moves any other
+    start, and XLA's shards, each testing whether the row is its own, do not. Linear in operand and update together.
     """
     operand, update = view.operands[0].shape, view.operands[1].shape
     builder = FactorBuilder()
-    cut = {d for d, (n, m) in enumerate(zip(operand, update, strict=True)) if n != m}
-    factors = builder.dims(operand, whole=cut)
-    return builder.rule(
-        [factors, factors, *scalars(view, 2)], [factors], linear=(0, 1),
-        whole="XLA gives wrong numbers for an update of a split dim whose start is out of range" if cut else "",
-    )  # fmt: skip
+    kept: list[Entry] = [()] * len(operand)
+    moved: list[Entry] = [()] * len(operand)
+    reasons: list[str] = []
+    for d, (n, m) in enumerate(zip(operand, update, strict=True)):
+        if n == m:
+            kept[d] = moved[d] = builder.new(n)
+        elif m == 1 and _start_is_inside(view, d):
+            kept[d] = builder.new(n)
+        elif m == 1:
+            reasons.append(_UNBOUNDED.format(d=d, last=n - 1))
+        else:
+            reasons.append(f"the {m} rows written into dim {d} may lie in two shards")
+    return builder.rule([kept, moved, *scalars(view, 2)], [kept], linear=(0, 1), whole="; ".join(reasons))
 
 
 _SCATTERS: dict[str, RuleFn] = {

@@ -40,7 +40,7 @@ def new_dims(legal: frozenset[str]) -> RuleFn:
     return rule
 
 
-def _gamma(view: OpView) -> OpRule:
+def _gamma(view: OpView) -> OpRule | None:
     """Every element has a key of its own."""
     if view.operands[0].dtype not in _COUNTING:
         return whole_rule(view, _STATEFUL)

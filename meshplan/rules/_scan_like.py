@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from types import MappingProxyType
 
-from meshplan.rules._conv import pointwise
-from meshplan.rules._rule import FactorBuilder, OpRule, OpView, RuleFn
+from meshplan.rules._rule import FactorBuilder, Halo, OpRule, OpView, RuleFn
 from meshplan.rules._shape import scalars
+from meshplan.rules._window import WINDOW, halo_of, same_rank
 
-_WINDOW = "dims with a window stay whole: shards would exchange the rows at their borders"
+_OVERLAP = "a row belongs to several windows, whose choices need rows of other shards"
 
 
 def _log2(n: int) -> float:
@@ -57,53 +57,46 @@ def top_k(view: OpView) -> OpRule:
     )
 
 
-def _free_dims(view: OpView, shape: Sequence[int], out: Sequence[int]) -> set[int]:
-    """Dims over which the window does not reach."""
-    params = view.params
-    ones = (1,) * len(shape)
-    dilation = params.get("base_dilation", ones)
-    return {
-        d
-        for d in range(len(shape))
-        if dilation[d] == 1
-        and pointwise(
-            shape[d], out[d], params["window_dimensions"][d], params["window_strides"][d], params["padding"][d]
-        )
-    }
+def _halo_of_dim(view: OpView, shape: Sequence[int], out: Sequence[int], d: int) -> Halo:
+    """How rows of dim d are read by its window, from `shape` (unpooled) into `out` (pooled)."""
+    params, ones = view.params, (1,) * len(shape)
+    return halo_of(
+        shape[d], out[d], window=params["window_dimensions"][d], stride=params["window_strides"][d],
+        low=params["padding"][d][0], dilation=(params.get("base_dilation") or ones)[d],
+        spread=(params.get("window_dilation") or ones)[d],
+    )  # fmt: skip
 
 
-def reduce_window(linear: bool = False) -> RuleFn:
-    """Pooling: dims without a window pass, dims with one stay whole. Also for n operands with initial values."""
+def reduce_window(linear: bool = False, arrays: int = 0) -> RuleFn:
+    """Pooling. `arrays`: how many operands are pooled, 0 for as many as there are results; then initial values."""
 
     def rule(view: OpView) -> OpRule:
         shape, out = view.operands[0].shape, view.results[0].shape
         builder = FactorBuilder()
-        windowed = set(range(len(shape))) - _free_dims(view, shape, out)
-        factors = builder.dims(shape, whole=windowed)
-        count = len(view.results)
-        flops = view.results[0].size * math.prod(view.params["window_dimensions"]) * count
+        found = same_rank(shape, out, [_halo_of_dim(view, shape, out, d) for d in range(len(shape))], builder)
+        count, made = arrays or len(view.results), len(view.results)
+        flops = view.results[0].size * math.prod(view.params["window_dimensions"]) * made
         return builder.rule(
-            [factors] * count + scalars(view, count), [factors] * len(view.results), flops=flops,
-            linear=(0,) if linear else (), whole=_WINDOW if windowed else "",
+            [found.operand] * count + scalars(view, count), [found.result] * made, flops=flops,
+            linear=(0,) if linear else (), whole=WINDOW if found.crossed else "",
+            halos=found.copied(range(count), range(made)),
         )  # fmt: skip
 
     return rule
 
 
-def _select_and(linear: tuple[int, ...]) -> RuleFn:
-    """The gradients of max pooling. Operands `source` (pooled shape) or `tangents` (unpooled shape), and `operand`."""
+def _select_and_scatter(linear: tuple[int, ...]) -> RuleFn:
+    """The gradient of max pooling: `source` is pooled, `operand` and the result are not."""
 
     def rule(view: OpView) -> OpRule:
-        shapes = [a.shape for a in view.operands] + [a.shape for a in view.results]
-        big, small = max(shapes, key=math.prod), min((s for s in shapes if s), key=math.prod)
+        big, small = view.results[0].shape, min((a.shape for a in view.operands if a.shape), key=math.prod)
         builder = FactorBuilder()
-        windowed = set(range(len(big))) - _free_dims(view, big, small)
-        factors = builder.dims(big, whole=windowed)
-        entries = [factors if a.shape else [] for a in view.operands]
-        flops = math.prod(small) * math.prod(view.params["window_dimensions"])
+        found = same_rank(big, small, [_halo_of_dim(view, big, small, d) for d in range(len(big))], builder)
+        entries = [(found.operand if a.shape == big else found.result) if a.shape else () for a in view.operands]
         return builder.rule(
-            entries, [factors], flops=flops, linear=linear, whole=_WINDOW if windowed else ""
-        )
+            entries, [found.operand], flops=math.prod(small) * math.prod(view.params["window_dimensions"]),
+            linear=linear, whole=_OVERLAP if found.crossed else "",
+        )  # fmt: skip
 
     return rule
 
@@ -118,7 +111,7 @@ RULES: MappingProxyType[str, RuleFn] = MappingProxyType({
     "reduce_window_sum": reduce_window(linear=True),
     "reduce_window_max": reduce_window(),
     "reduce_window_min": reduce_window(),
-    "select_and_scatter": _select_and(()),
-    "select_and_scatter_add": _select_and((0,)),
-    "select_and_gather_add": _select_and((0,)),
+    "select_and_scatter": _select_and_scatter(()),
+    "select_and_scatter_add": _select_and_scatter((0,)),
+    "select_and_gather_add": reduce_window(linear=True, arrays=2),
 })  # fmt: skip

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import MappingProxyType
 
 from meshplan.rules._reshape import reshape
-from meshplan.rules._rule import FactorBuilder, OpRule, OpView, RuleFn
+from meshplan.rules._rule import FactorBuilder, Halo, OpRule, OpView, RuleFn
+from meshplan.rules._window import halo_of, same_rank
 
 _MOVES_ROWS = "shards would have to exchange rows"
 
@@ -71,26 +71,44 @@ def untouched_dims(view: OpView, touched: set[int], linear: tuple[int, ...], rea
     )
 
 
+def _moved(view: OpView, halos: list[Halo | None], linear: tuple[int, ...], what: str) -> OpRule:
+    """Operand 0 and result 0 share all dims; those with a halo split where no block needs another's rows."""
+    builder = FactorBuilder()
+    found = same_rank(view.operands[0].shape, view.results[0].shape, halos, builder)
+    return builder.rule(
+        [found.operand, *scalars(view, 1)], [found.result], linear=linear, halos=found.halos,
+        whole=f"{what} a split dim: {_MOVES_ROWS}" if found.crossed else "",
+    )  # fmt: skip
+
+
 def rev(view: OpView) -> OpRule:
     touched = {int(d) for d in view.params["dimensions"]}
-    return untouched_dims(view, touched, (0,), f"reversing a split dim: {_MOVES_ROWS}")
+    shape = view.operands[0].shape
+    halos = [halo_of(n, n, reverse=True) if d in touched and n > 1 else None for d, n in enumerate(shape)]
+    return _moved(view, halos, (0,), "reversing")
 
 
 def slice_(view: OpView) -> OpRule:
-    changed = _changed(view.operands[0].shape, view.results[0].shape)
-    return untouched_dims(view, changed, (0,), f"slicing a split dim: {_MOVES_ROWS}")
-
-
-def _changed(left: Sequence[int], right: Sequence[int]) -> set[int]:
-    return {d for d, (a, b) in enumerate(zip(left, right, strict=True)) if a != b}
+    """Every s-th row of n: a shard has its own where s divides n and the first lies within s."""
+    shape, out = view.operands[0].shape, view.results[0].shape
+    starts, strides = view.params["start_indices"], view.params["strides"] or (1,) * len(shape)
+    halos = [
+        halo_of(n, m, stride=s, low=-first) if n != m else None
+        for n, m, first, s in zip(shape, out, starts, strides, strict=True)
+    ]
+    return _moved(view, halos, (0,), "slicing")
 
 
 def pad(view: OpView) -> OpRule:
-    """Padded (or cropped) dims stay whole. Jointly linear in operand and padding value, alone where that is 0."""
-    touched = {d for d, config in enumerate(view.params["padding_config"]) if any(config)}
+    """Jointly linear in operand and padding value, alone where that is 0."""
+    shape, out, config = view.operands[0].shape, view.results[0].shape, view.params["padding_config"]
+    halos = [
+        halo_of(n, m, low=low, dilation=inside + 1) if low or high or inside else None
+        for n, m, (low, high, inside) in zip(shape, out, config, strict=True)
+    ]
     value = view.constants[1] if len(view.constants) > 1 else None
     linear = (0,) if value is not None and not value else (0, 1)
-    return untouched_dims(view, touched, linear, f"padding a split dim: {_MOVES_ROWS}")
+    return _moved(view, halos, linear, "padding")
 
 
 def concatenate(view: OpView) -> OpRule:

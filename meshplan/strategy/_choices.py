@@ -91,6 +91,8 @@ def enumerate_choices(node: Node, mesh: MeshShape) -> Choices:
 
 def _divisors(options: list[int], node: Node, size: int) -> list[int]:
     """What an axis of this size may be given to."""
+    if size == 1:
+        return [UNUSED]  # splits nothing
     return [f for f in options if f < 0 or node.sizes[f] % size == 0]
 
 

@@ -56,7 +56,7 @@ class FactorTable:
                 a, b = list(self.leaves(tuple(a))), list(self.leaves(tuple(b)))
                 continue
             big, small = (x, n) if m > n else (y, m)
-            if self.sizes[big] % small:
+            if not small or self.sizes[big] % small:  # an empty dim is no part of another
                 return False
             major, minor = self.new(small), self.new(self.sizes[big] // small)
             self.parts[big] = (major, minor)

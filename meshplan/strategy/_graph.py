@@ -16,7 +16,7 @@ from meshplan.rules import JOINTLY_LINEAR, Dims
 from meshplan.strategy._groups import Group, Grouper
 
 # Anchors whose sums over shards may be left undone until they are added to another.
-SUMMING = frozenset({"dot_general", "conv_general_dilated", "scatter-add"})
+SUMMING = frozenset({"dot_general", "ragged_dot_general", "conv_general_dilated", "scatter-add"})
 NodeKind = Literal["anchor", "chain", "sum", "argument", "crossing", "view", "result"]
 
 
@@ -88,10 +88,10 @@ class Graph:
     result_nodes: dict[int, int]  # index of a result leaf -> its node, where it has one
 
 
-def build_graph(program: Program, merge_sums: bool = True) -> Graph:
+def build_graph(program: Program, merge_sums: bool = True, pinned: frozenset[int] = frozenset()) -> Graph:
     """The decisions of a program, before any mesh is known. `merge_sums`: the back end adds partial
-    sums before it reduces them."""
-    return _Builder(program, *(find_sums(program) if merge_sums else (frozenset(), frozenset()))).build()
+    sums before it reduces them. `pinned`: argument leaves whose stored spec is decided apart from their use."""
+    return _Builder(program, pinned, *(find_sums(program) if merge_sums else (frozenset(), frozenset()))).build()
 
 
 def factors_of_shape(shape: Iterable[int]) -> tuple[tuple[int, ...], Dims]:
@@ -172,8 +172,10 @@ def kept_inside(program: Program, group: Group, outside: dict[int, Dims]) -> dic
 class _Builder:
     """Nodes first (arguments, groups and crossings in the program's order), then the edges between them."""
 
-    def __init__(self, program: Program, sums: frozenset[int], between: frozenset[int]) -> None:
-        self.program = program
+    def __init__(
+        self, program: Program, pinned: frozenset[int], sums: frozenset[int], between: frozenset[int]
+    ) -> None:
+        self.program, self.pinned = program, pinned
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
         self.owner: dict[int, int] = {}
@@ -268,8 +270,8 @@ class _Builder:
         kind: NodeKind = "sum" if group.ops[-1] in self.sums else "anchor" if group.anchor else "chain"
         index = self.add(Node(
             kind=kind, sizes=group.sizes, whole=group.whole, values=values, partial=partial, inner=tuple(inner),
-            kept=kept, group=group, count=first.count, region=group.region, scope=group.scope, free=group.free and not only_left,
-            position=group.ops[-1],
+            kept=kept, group=group, count=first.count, region=group.region, scope=group.scope,
+            free=group.free and not only_left, position=group.ops[-1],
         ))
         for op_index in group.ops:
             self.node_of_op[op_index] = index
@@ -277,7 +279,7 @@ class _Builder:
     def absorb_arguments(self) -> None:
         """An argument that only one chain reads and writes back (a moment) is stored as that chain wants it."""
         for i, leaf in enumerate(self.program.args):
-            if leaf.pair < 0 or leaf.value is None:
+            if leaf.pair < 0 or leaf.value is None or i in self.pinned:
                 continue
             out = self.program.results[leaf.pair].value
             uses = self.program.consumers[leaf.value]
@@ -364,7 +366,7 @@ class _Builder:
         node = self.nodes[source]
         have = self.have(node, value)
         targets = {e.target for e in edges}
-        if value in node.partial and len(targets) > 1:
+        if (value in node.partial or node.kind == "sum") and len(targets) > 1:
             source, have = self.add_view(source, value, have, node.count, node.region, node.scope, edges)
         by_place: dict[tuple[int, int], list[Edge]] = {}
         for e in edges:

@@ -34,3 +34,21 @@ def test_a_sharded_step_compiles_to_gather_and_reduce_scatter() -> None:
     assert audit.fits
     assert audit.seconds is not None
     assert audit.seconds > 0
+
+
+def test_products_that_the_compiler_finds_no_tiles_for_are_compiled_without_fusing_them() -> None:
+    """Twelve heads: XLA:GPU refuses these without a device to try tiles on."""
+    mesh = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
+
+    def attend(x: jax.Array, q: jax.Array, k: jax.Array, o: jax.Array) -> jax.Array:
+        queries, keys, values = (jnp.einsum("bsd,dhk->bshk", x, w.astype(x.dtype)) for w in (q, k, q))
+        weights = jax.nn.softmax(jnp.einsum("bshk,bthk->bhst", queries, keys).astype(jnp.float32)).astype(x.dtype)
+        return jnp.einsum("bshk,hkf->bsf", jnp.einsum("bhst,bthk->bshk", weights, values), o.astype(x.dtype))
+
+    def array(spec: P, dtype: str, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+    weights = [array(P(), "float32", *shape) for shape in ((768, 12, 64), (768, 12, 64), (12, 64, 768))]
+    found = audit_jitted(jax.jit(attend), array(P("data"), "bfloat16", 1024, 197, 768), *weights, target="h100:1x8")
+    assert found.flops > 0
+    assert not found.collectives

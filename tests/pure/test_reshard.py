@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from meshplan.core import MeshShape, Spec
 from meshplan.cost import FORBIDDEN, Rates, Step, reshard_path
+from meshplan.cost._rates import LEAST_SHARE
 from meshplan.machine import Machine
+from meshplan.plan._extract import settled
 
 MESHES = [MeshShape.of(m) for m in ({"x": 2, "y": 4}, {"x": 4, "y": 2}, {"x": 2, "y": 2, "z": 2}, {"x": 3, "y": 2})]
 Piece = tuple[tuple[int, int], ...]  # first and one past the last index of every dim
@@ -225,6 +227,8 @@ def test_paths_as_documented(source: Spec, target: Spec, steps: list[str]):
 # ------------------------------------------------------------------------------------------------- prices
 
 
+MACHINES = ["cpu:8", "tpu-v5e:2x4", "h100:1x8", "h100:2x4"]
+
 
 def all_specs(mesh: MeshShape, ndim: int, partial: bool) -> list[Spec]:
     """Axes of a dim in the mesh's order, as strategies give them."""
@@ -280,9 +284,20 @@ def test_a_price_is_that_of_the_steps_of_the_path(move: tuple[MeshShape, Spec, S
         seconds = rates.table([source], [target], 64e6, 32e6)[0, 0]
         assert seconds == pytest.approx(sum(latency.values()) + per_byte[True] * 64e6 + per_byte[False] * 32e6)
         small = rates.table([source], [target], 1e3, 1e3, dtype="float32", shares=shares)[0, 0]
-        assert small == pytest.approx(share * latency[True] + sum(per_byte.values()) * 1e3)
+        rest = LEAST_SHARE * latency[False] + sum(per_byte.values()) * 1e3
+        assert small == pytest.approx(max(share, LEAST_SHARE) * latency[True] + rest)
         other = rates.table([source], [target], 1e3, 1e3, dtype="bfloat16", shares=shares)[0, 0]
-        assert other == pytest.approx(sum(per_byte.values()) * 1e3)
+        assert other == pytest.approx(LEAST_SHARE * latency[True] + rest)
+
+
+def test_a_value_that_stays_unreduced_is_not_constrained_on_its_way():
+    """A constraint states a complete value: it would make the back end sum before the addition that follows."""
+    source, target = spec("x", "", unreduced="y"), spec("", "x", unreduced="y")
+    path = reshard_path(source, target, MESH)
+    assert path
+    assert settled(source, path) == []
+    whole = reshard_path(source, spec("", ""), MESH)
+    assert settled(source, whole)[-1] == spec("", "")
 
 
 def test_no_value_becomes_more_unreduced_on_its_way():

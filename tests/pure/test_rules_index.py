@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from jax import lax
 
 from meshplan.rules import OpRule, rule_for
 from tests._proof import equation, prove, random_operands, view_of
+from tests._rule_cases import INDEXED, Case
 
 _TABLE = jnp.ones((6, 4))
 _IDS = jnp.zeros((2, 3), jnp.int32)
@@ -35,42 +37,24 @@ def test_an_embedding_lookup_splits_vocabulary_features_and_tokens(mode: str) ->
     assert rule.linear == (0,)
 
 
-_GATHERS: list[tuple[Callable[..., Any], tuple[Any, ...], int]] = [
-    (lambda x, i: jnp.take_along_axis(x, i, -1), (jnp.ones((2, 3, 4)), jnp.zeros((2, 3, 2), jnp.int32)), 4),
-    (lambda x, i: jnp.take(x, i, axis=1), (_TABLE, _IDS), 4),
-    (lambda x, i: x[i, i], (_TABLE, _IDS), 4),
-    (lambda x, i: x[:, i[0]], (_TABLE, _IDS), 3),
-    (lambda x, i: jnp.take(x > 0, i, axis=0), (_TABLE, _IDS), 4),
-    (lambda x, i: jnp.take(x.astype(jnp.int32), i, axis=0), (_TABLE, _IDS), 4),
-    (
-        lambda x, i: lax.gather(
-            x, i[..., :1], lax.GatherDimensionNumbers((1, 2), (), (0,)), (1, 4), mode="clip"
-        ), (_TABLE, _IDS), 3,
-    ),
-    (
-        lambda x, i: lax.gather(
-            x, i[..., :1], lax.GatherDimensionNumbers((1, 2), (), (0,)), (3, 4), mode="clip"
-        ), (_TABLE, _IDS), 2,
-    ),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("case", range(len(_GATHERS)))
-def test_every_form_of_gather_splits_where_a_shard_can_answer(case: int) -> None:
-    fn, args, factors = _GATHERS[case]
-    assert len(_proved("gather", fn, *args).sizes) == factors
+_GATHERS = [c for c in INDEXED if c.name == "gather"]
 
 
 def test_rows_taken_in_stretches_stay_whole() -> None:
-    fn, args, _ = _GATHERS[-1]
-    rule = _proved("gather", fn, *args)
+    rule = _proved("gather", _GATHERS[-1].fn, *_GATHERS[-1].args)
     assert rule.operands[0][0] == ()
     assert "computed position" in rule.whole
 
 
 def test_booleans_gather_by_or() -> None:
-    fn, args, _ = _GATHERS[4]
-    assert set(_proved("gather", fn, *args).combine.values()) == {"or"}
+    (case,) = [c for c in _GATHERS if "or" in _combines(c)]
+    assert _combines(case) == {"or"}
+
+
+def _combines(case: Case) -> set[str]:
+    rule = rule_for(view_of(equation(case.name, case.fn, *case.args)))
+    assert rule is not None
+    return set(rule.combine.values())
 
 
 def test_a_gather_that_fills_with_a_number_is_not_linear() -> None:
@@ -128,11 +112,38 @@ def test_slices_at_computed_positions_pass_the_dims_they_take_in_full() -> None:
     start = jnp.int32(1)
     rule = _proved("dynamic_slice", lambda x, i: lax.dynamic_slice(x, (i, 0), (2, 4)), _TABLE, start)
     assert rule.operands[0] == rule.results[0] == ((), (0,))
-    rule = _proved(
-        "dynamic_update_slice", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)), _TABLE, _TABLE[:2], start
-    )
-    assert rule.operands[:2] == (((), (0,)), ((), (0,)))
-    assert "out of range" in rule.whole
+
+
+def _update(start: Any, height: int = 1, **about: Any) -> OpRule:
+    eqn = equation(
+        "dynamic_update_slice", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)),
+        _TABLE, _TABLE[:height], jnp.int32(1),
+    )  # fmt: skip
+    view = replace(view_of(eqn), bounds=(None, None, start, None))
+    rule = rule_for(view)
+    assert rule is not None
+    return rule
+
+
+def test_a_row_written_at_a_start_that_may_be_out_of_range_keeps_its_dim_whole_and_says_so() -> None:
+    for bounds in (None, (0, 6), (-1, 5), (-(2**31), 2**31 - 1)):
+        rule = _update(bounds)
+        assert rule.operands[:2] == (((), (0,)), ((), (0,)))
+        assert "start of dim 0 is not known to lie within 0 and 5; clamp it: jnp.clip(start, 0, 5)" in rule.whole
+
+
+def test_a_row_written_at_a_start_in_range_goes_to_the_shard_that_has_it() -> None:
+    rule = _update((0, 5))
+    assert rule.operands[:2] == (((0,), (1,)), ((), (1,)))
+    assert rule.results == (((0,), (1,)),)
+    assert rule.whole == ""
+    assert rule.reduced_factors() == ()
+
+
+def test_several_rows_written_at_once_keep_their_dim_whole() -> None:
+    rule = _update((0, 4), height=2)
+    assert rule.operands[0][0] == ()
+    assert "may lie in two shards" in rule.whole
 
 
 def test_a_lookup_of_keys_splits_the_indices() -> None:

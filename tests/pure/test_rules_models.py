@@ -11,6 +11,7 @@ import pytest
 
 from meshplan.rules import TABLE
 from tests._proof import equations, prove, random_operands
+from tests._rule_cases import ELEMENTWISE
 
 _D, _V, _B, _S = 8, 12, 4, 6
 _CALLS = frozenset({"jit", "pjit", "custom_jvp_call", "custom_vjp_call", "scan", "while", "cond", "checkpoint"})
@@ -111,12 +112,18 @@ def test_every_primitive_of_a_training_step_has_a_rule(loss: str, optimizer: str
 _ELSEWHERE = frozenset({"random_bits"}) | _CALLS
 
 
+_ELEMENTWISE = frozenset(case.name for case in ELEMENTWISE)
 _SIZES = frozenset({"shape", "slice_sizes", "limit_indices", "padding_config"})
 
 
 def _signature(eqn: Any) -> str:
-    """Equal for equations that differ in sizes alone, but for reshapes, whose rule is a matter of sizes."""
+    """Equal for equations that differ in sizes alone, but for reshapes, whose rule is a matter of sizes.
+
+    Elementwise operations, each proved in test_rules_proofs, differ in how operands are broadcast alone.
+    """
     avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+    if eqn.primitive.name in _ELEMENTWISE:
+        return str([[n == 1 for n in a.shape] for a in avals])
     if eqn.primitive.name == "reshape":
         return str([a.shape for a in avals])
     params = {k: v for k, v in eqn.params.items() if k not in _SIZES}
@@ -131,5 +138,5 @@ def test_the_rules_hold_for_every_kind_of_equation_of_training_steps() -> None:
     factors = 0
     for i, eqn in enumerate(distinct.values()):
         factors += len(prove(eqn, random_operands(eqn, seed=i), most_counts=1).sizes)
-    assert len(distinct) > 100
+    assert len(distinct) > 50
     assert factors > len(distinct)

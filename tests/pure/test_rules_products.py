@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,27 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from meshplan.rules import Aval, OpView, rule_for
+from meshplan.rules import Aval, OpRule, OpView, rule_for, with_halos
 from tests._proof import equation, prove, random_operands, view_of
-
-_X = jnp.ones((2, 3, 4))
-_DOTS = ["ij,jk->ik", "bij,bjk->bik", "bqhd,bkhd->bhqk", "i,i->", "ij,kl->ikjl", "abij,jbka->abik", "ij,ij->ij"]
-_SIZES = {"b": 2, "i": 4, "j": 6, "k": 3, "q": 2, "h": 2, "d": 4, "l": 2, "a": 2}
-
-
-@pytest.mark.parametrize("text", _DOTS)
-def test_every_dim_of_a_dot_is_a_factor(text: str) -> None:
-    terms = text.split("->")[0].split(",")
-    operands = [jnp.ones([_SIZES[c] for c in term]) for term in terms]
-    try:
-        eqn = equation("dot_general", lambda x, y: jnp.einsum(text, x, y), *operands)
-    except AssertionError:
-        assert text == "ij,ij->ij"  # a plain product in jax
-        return
-    rule = prove(eqn, random_operands(eqn))
-    assert rule.anchor
-    assert rule.linear == (0, 1)
-    assert sorted(rule.sizes) == sorted(_SIZES[c] for c in {*terms[0], *terms[1]})
+from tests._rule_cases import CONVOLUTIONS, DOTS, REDUCTIONS, UNCOMBINED, Case
 
 
 def test_a_dot_counts_two_operations_per_product() -> None:
@@ -44,36 +25,18 @@ def test_a_dot_counts_two_operations_per_product() -> None:
     assert rule.sizes[0] == 6
 
 
-@pytest.mark.parametrize(
-    ("name", "fn"),
-    [
-        ("reduce_sum", lambda x: x.sum((0, 2))),
-        ("reduce_prod", lambda x: x.prod(1)),
-        ("reduce_max", lambda x: x.max((1, 2))),
-        ("reduce_min", lambda x: x.min(0)),
-        ("reduce_and", lambda x: (x > 0.5).all(1)),
-        ("reduce_or", lambda x: (x > 0.5).any((0, 1))),
-    ],
-)
-def test_partial_reductions_combine(name: str, fn: Callable[..., Any]) -> None:
-    eqn = equation(name, fn, _X)
-    rule = prove(eqn, random_operands(eqn))
+@pytest.mark.parametrize("case", REDUCTIONS, ids=[c.name for c in REDUCTIONS])
+def test_partial_reductions_combine(case: Case) -> None:
+    rule = rule_for(view_of(equation(case.name, case.fn, *case.args)))
+    assert rule is not None
     assert rule.sizes == (2, 3, 4)
     assert rule.reduced_factors()
 
 
-@pytest.mark.parametrize(
-    ("name", "fn"),
-    [
-        ("argmax", lambda x: lax.argmax(x, 1, jnp.int32)),
-        ("argmin", lambda x: lax.argmin(x, 1, jnp.int32)),
-        ("reduce_xor", lambda x: lax.reduce_xor(x.astype(jnp.uint32), (1,))),
-        ("reduce", lambda x: lax.reduce(x, jnp.float32(1), lambda a, b: a * b + 1, (1,))),
-    ],
-)
-def test_reductions_without_a_combination_keep_their_dims_whole(name: str, fn: Callable[..., Any]) -> None:
-    eqn = equation(name, fn, _X)
-    rule = prove(eqn, random_operands(eqn))
+@pytest.mark.parametrize("case", UNCOMBINED, ids=[c.name for c in UNCOMBINED])
+def test_reductions_without_a_combination_keep_their_dims_whole(case: Case) -> None:
+    rule = rule_for(view_of(equation(case.name, case.fn, *case.args)))
+    assert rule is not None
     assert rule.sizes == (2, 4)
     assert rule.reduced_factors() == ()
     assert rule.whole
@@ -82,69 +45,105 @@ def test_reductions_without_a_combination_keep_their_dims_whole(name: str, fn: C
 # ------------------------------------------------------------------------------------------- ragged dots
 
 
-def test_rows_of_groups_stay_whole_in_a_ragged_dot() -> None:
-    sizes = jnp.array([3, 5])
-    eqn = equation("ragged_dot_general", lax.ragged_dot, jnp.ones((8, 4)), jnp.ones((2, 4, 6)), sizes)
-    left, right, _ = random_operands(eqn)
-    rule = prove(eqn, [left, right, sizes])
-    assert rule.sizes == (4, 6)
-    assert rule.reduced_factors() == (0,)
+def _ragged(k: int) -> OpRule:
+    case = [c for c in DOTS if c.name == "ragged_dot_general"][k]
+    rule = rule_for(view_of(equation(case.name, case.fn, *case.args)))
+    assert rule is not None
+    return rule
+
+
+def test_experts_split_their_matrices_and_tokens_split_over_all_experts() -> None:
+    rule = _ragged(0)  # rows features, experts features hidden -> rows hidden
+    assert rule.sizes == (4, 8, 4, 6)
+    assert rule.operands == (((1,), (0,)), ((2,), (0,), (3,)), ((),))
+    assert rule.results == (((1,), (3,)),)
+    assert rule.reduced_factors() == (0, 2)
     assert rule.flops == 2 * 8 * 4 * 6
-    assert "ragged" in rule.whole
 
 
-def test_a_ragged_contraction_keeps_its_groups_whole() -> None:
-    numbers = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
-    sizes = jnp.array([3, 5])
-    eqn = equation(
-        "ragged_dot_general",
-        lambda x, y, g: lax.ragged_dot_general(x, y, g, numbers), jnp.ones((8, 4)), jnp.ones((8, 6)), sizes,
-    )  # fmt: skip
-    left, right, _ = random_operands(eqn)
-    rule = prove(eqn, [left, right, sizes])
-    assert rule.sizes == (4, 6)
-    assert rule.results == (((), (0,), (1,)),)
+def test_the_groups_of_a_ragged_contraction_lead_the_result() -> None:
+    rule = _ragged(1)
+    assert rule.results[0][0] != ()
+    assert rule.sizes[rule.results[0][0][0]] == 4
+    assert len(rule.reduced_factors()) == 1
+
+
+def test_group_sizes_of_batches_split_with_the_batch() -> None:
+    rule = _ragged(4)
+    assert rule.operands[2] == (rule.operands[0][0], ())
 
 
 # ------------------------------------------------------------------------------------------ convolutions
 
 
-def _conv(x: tuple[int, ...], w: tuple[int, ...], **options: Any) -> Any:
-    padding = options.pop("padding", "SAME")
-    strides = options.pop("strides", (1,) * (len(x) - 2))
-    return equation(
-        "conv_general_dilated",
-        lambda a, b: lax.conv_general_dilated(a, b, strides, padding, **options), jnp.ones(x), jnp.ones(w),
-    )  # fmt: skip
+def _rule_of(name: str) -> OpRule:
+    case = CONVOLUTIONS[name]
+    rule = rule_for(view_of(equation(case.name, case.fn, *case.args)))
+    assert rule is not None
+    return rule
 
 
-_CONVS = {
-    "plain": (_conv((2, 4, 5), (6, 4, 3)), (2, 6, 4)),
-    "strided": (_conv((2, 4, 6), (6, 4, 3), strides=(2,), padding="VALID"), (2, 6, 4)),
-    "pointwise": (_conv((2, 4, 6, 3), (2, 4, 1, 1)), (2, 2, 4, 6, 3)),
-    "channels_last": (
-        _conv((2, 5, 5, 4), (3, 3, 4, 6), dimension_numbers=("NHWC", "HWIO", "NHWC")), (2, 6, 4),
-    ),
-    "depthwise": (_conv((2, 4, 5), (8, 1, 3), feature_group_count=4), (2, 4, 2)),
-    "groups_of_several": (_conv((2, 4, 5), (6, 2, 3), feature_group_count=2), (2,)),
-    "batch_groups": (_conv((4, 6, 5), (8, 6, 3), batch_group_count=4), (6, 4, 2)),
-    "batch_groups_of_several": (_conv((8, 6, 5), (4, 6, 3), batch_group_count=4), (6, 4, 2)),
+_SIZES = {
+    "plain": (4, 6, 2), "depthwise": (4, 2, 2), "groups_of_several": (2, 2, 3, 2), "batch_groups": (4, 6, 2),
+    "batch_groups_of_several": (4, 6, 2),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", list(_CONVS))
-def test_channels_and_batch_of_a_convolution_split(name: str) -> None:
-    eqn, sizes = _CONVS[name]
-    rule = prove(eqn, random_operands(eqn))
-    assert rule.sizes == sizes
+@pytest.mark.parametrize("name", list(_SIZES))
+def test_channels_groups_and_batch_of_a_convolution_split(name: str) -> None:
+    rule = _rule_of(name)
+    assert rule.sizes == _SIZES[name]
     assert rule.anchor
 
 
 def test_a_convolution_counts_its_window() -> None:
-    rule = rule_for(view_of(_CONVS["plain"][0]))
-    assert rule is not None
-    assert rule.flops == 2 * (2 * 6 * 5) * (4 * 3)
+    rule = _rule_of("plain")
+    assert rule.flops == 2 * (2 * 6) * 4 * (6 * 3 - 2), "the padding at both ends is not multiplied"
     assert "window" in rule.whole
+
+
+def test_the_gradients_of_a_strided_convolution_count_as_much_as_itself() -> None:
+    """The zeros between the inputs of a dilated convolution are not multiplied."""
+
+    def convolve(x: Any, k: Any) -> Any:
+        return lax.conv_general_dilated(x, k, (2, 2), ((0, 1), (0, 1)))
+
+    def flops(fn: Any) -> list[float]:
+        jaxpr = jax.make_jaxpr(fn)(jnp.ones((2, 8, 16, 16)), jnp.ones((4, 8, 3, 3))).jaxpr
+        return [rule_for(view_of(e)).flops for e in jaxpr.eqns if e.primitive.name == "conv_general_dilated"]
+
+    (forward,) = flops(convolve)
+    met = sum(i * 2 + t < 16 for i in range(8) for t in range(3))
+    assert forward == 2 * (2 * 4) * 8 * met**2
+    assert sorted(flops(jax.grad(lambda x, k: convolve(x, k).sum(), (0, 1)))) == [forward] * 3
+
+
+def test_a_window_says_how_many_rows_a_shard_needs_of_others() -> None:
+    (halo,) = _rule_of("plain").halos
+    assert (halo.size, halo.out, halo.window, halo.low) == (6, 6, 3, 1)
+    assert [halo.received(n) for n in (1, 2, 3)] == [0, 1, 2]
+    assert halo.rows(0, 3) == (0, 3)
+    assert halo.rows(1, 3) == (1, 5)
+    assert _rule_of("strided").halos[0].received(2) == 1
+    (wide,) = _rule_of("dilated_window").halos
+    assert wide.received(4) == 4
+
+
+def test_patches_split_without_an_exchange() -> None:
+    rule = _rule_of("patches")
+    assert rule.halos == ()
+    assert rule.whole == ""
+    assert rule.results[0] == ((2,), (3,), (4,), (1,))
+    assert rule.operands[0][1:3] == ((3,), (4,))
+    assert [rule.sizes[f] for f in (3, 4)] == [2, 3]
+
+
+def test_halos_become_factors_on_demand() -> None:
+    rule = _rule_of("channels_last")
+    extended, halos = with_halos(rule)
+    assert len(extended.sizes) == len(rule.sizes) + 2
+    assert [extended.sizes[f] for f in halos] == [4, 6]
+    assert extended.operands[0][1:3] == extended.results[0][1:3] == ((3,), (4,))
 
 
 def test_the_gradients_of_a_convolution_hold_too() -> None:

@@ -3,66 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax import lax
 
 from meshplan.rules import Aval, OpRule, OpView, rule_for
-from tests._proof import Shard, cut, equation, prove, random_operands
-
-_X = jnp.ones((4, 6))
-_Y = jnp.ones((2, 3, 4))
-
-_CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...], int]] = [
-    ("broadcast_in_dim", lambda x: lax.broadcast_in_dim(x, (2, 4, 6), (1, 2)), (_X,), 3),
-    ("broadcast_in_dim", lambda x: lax.broadcast_in_dim(x, (4, 3), (0, 1)), (_X[:, :1],), 2),
-    ("broadcast_in_dim", lambda x: lax.broadcast_in_dim(x, (4, 2), ()), (jnp.ones(()),), 2),
-    ("iota", lambda: lax.broadcasted_iota(jnp.int32, (4, 6), 1), (), 2),
-    ("iota", lambda: lax.iota(jnp.float32, 6), (), 1),
-    ("empty", lambda: lax.empty((4, 2), jnp.float32), (), 2),
-    ("transpose", lambda x: lax.transpose(x, (2, 0, 1)), (_Y,), 3),
-    ("squeeze", lambda x: lax.squeeze(x, (1,)), (_Y[:, :1],), 2),
-    ("reshape", lambda x: x.reshape(24), (_Y,), 3),
-    ("rev", lambda x: lax.rev(x, (1,)), (_X,), 1),
-    ("slice", lambda x: lax.slice(x, (0, 1), (4, 5), (1, 2)), (_X,), 1),
-    ("slice", lambda x: lax.slice(x, (1, 0), (3, 6)), (_X,), 1),
-    ("pad", lambda x: lax.pad(x, 0.0, ((0, 0, 0), (1, 2, 1))), (_X,), 1),
-    ("pad", lambda x, v: lax.pad(x, v, ((-1, 0, 0), (0, 0, 0))), (_X, jnp.ones(())), 1),
-    ("concatenate", lambda x, y: lax.concatenate([x, y], 1), (_X, _X[:, :2]), 1),
-    ("split", lambda x: lax.split(x, (2, 4), 1), (_X,), 1),
-    ("reshape", lambda x: lax.reshape(x, (6, 4), (1, 0)), (_X,), 2),
-    ("reshape", lambda x: x.reshape(4, 2, 3), (_X,), 3),
-    ("reshape", lambda x: x.reshape(6, 4), (_Y,), 3),
-    ("reshape", lambda x: x.reshape(8, 3), (_X,), 3),
-    ("reshape", lambda x: x.reshape(1, 4, 1, 6), (_X,), 2),
-    ("reshape", lambda x: x.reshape(8, 3), (jnp.ones((6, 4)),), 1),
-    ("reshape", lambda x: x.reshape(2, 12), (_Y,), 3),
-    ("tile", lambda x: lax.tile(x, (2, 1)), (_X,), 3),
-    ("tile", lambda x: lax.tile(x, (3, 2)), (_X,), 4),
-    ("stack", lambda x, y: jnp.stack([x, y], 1), (_X, _X), 2),
-    ("unstack", lambda x: jnp.unstack(x, axis=1), (_Y,), 2),
-]
-_RECENT = frozenset({"tile", "stack", "unstack", "empty"})
-
-
-@pytest.mark.parametrize(("name", "fn", "args", "factors"), _CASES, ids=[f"{c[0]}-{i}" for i, c in enumerate(_CASES)])
-def test_dims_that_an_operation_moves_as_wholes_split(name: str, fn: Any, args: tuple[Any, ...], factors: int) -> None:
-    try:
-        eqn = equation(name, fn, *args)
-    except (AssertionError, AttributeError):
-        if name not in _RECENT:
-            raise
-        pytest.skip(f"this jax has no {name}")
-    rule = prove(eqn, random_operands(eqn))
-    assert len(rule.sizes) == factors
-    carried = {f for dims in rule.results for d in dims for f in d}
-    assert carried == set(range(factors))
+from tests._proof import Shard, cut
 
 
 def _reshape(left: tuple[int, ...], right: tuple[int, ...]) -> OpRule:

@@ -134,7 +134,7 @@ def test_a_pin_on_the_dim_that_a_scan_runs_over_says_so():
 # -------------------------------------------------------------------------------------------- templates
 
 MESH = MeshShape.of({"data": 2, "model": 4})
-BLOCK = {"batch": 32, "seq": 64, "width": 64, "vocab": 128}
+BLOCK = {"batch": 32, "seq": 64, "width": 2048, "vocab": 4096}  # large enough for its sums to matter
 
 
 @pytest.fixture(scope="module")
