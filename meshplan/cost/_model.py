@@ -289,12 +289,15 @@ def _put_away(graph: Graph) -> frozenset[int]:
 
     Gradients on their way to the optimizer, its norms and updates; stacks that leave a loop.
     """
-    waiting = {i for i, n in enumerate(graph.nodes) if n.kind == "anchor" or (n.kind == "crossing" and not _stacks(graph, n))}
+    waiting = {
+        i for i, n in enumerate(graph.nodes)
+        if n.kind == "anchor" or (n.kind == "crossing" and not _stacks(graph, n))
+    }
     into: dict[int, list[int]] = {}
     for e in graph.edges:
         if not e.stored:
             into.setdefault(e.target, []).append(e.source)
-    todo = [i for i in waiting]
+    todo = list(waiting)
     while todo:
         for source in into.get(todo.pop(), ()):
             if source not in waiting and graph.nodes[source].kind != "crossing":

@@ -73,7 +73,7 @@ class Rates:
         """
         order, a, b = canonical(source, target)
         small = tuple(room[d] for d in order) if room else None
-        if small and not any(r % self.mesh.size({*a.axes, *b.axes}) for r in small):
+        if small and not any(r % self.mesh.size(tuple(dict.fromkeys((*a.axes, *b.axes)))) for r in small):
             small = None  # dims that hold all these axes restrain nothing
         found = self._linear.get((a, b, small))
         if found is None:
@@ -114,8 +114,12 @@ class Rates:
         def borne(source: Spec, target: Spec) -> tuple[float]:
             if set(target.unreduced) - set(source.unreduced):
                 return (FORBIDDEN,)
-            steps = [(s, self.emission.kind(s)) for s in self.path(source, target, room) if s.reduces]
-            return (sum(self.collective(k, s.axes)[0] * shares.get((s.axes, dtype), 0.0) for s, k in steps if k),)
+            total = 0.0
+            for step in self.path(source, target, room):
+                kind = self.emission.kind(step) if step.reduces else None
+                if kind is not None:
+                    total += self.collective(kind, step.axes)[0] * shares.get((step.axes, dtype), 0.0)
+            return (total,)
 
         return self._each_kind((sources, targets, room), borne)[0]
 
@@ -152,7 +156,7 @@ class Rates:
                 label = np.where(both[q] == here, q, label)
             label = np.where(here < 0, 2 * k - here, label)  # unused and unreduced have numbers of their own
             number = number * (2 * k + 3) + label
-            if room is not None:
+            if room is not None and tight is not None:
                 widths = sorted(set(room))
                 width = np.array([1 + widths.index(r) for r in room])[np.maximum(here, 0)]
                 number = number * (1 + len(widths)) + np.where((here < 0) | ~tight, 0, width)

@@ -277,7 +277,7 @@ def prepare(
 
 
 def better(found: Found, best: Found) -> bool:
-    """Whether an answer is to be preferred: one that fits, then one that takes less time, or less memory if none fits."""
+    """Whether an answer is to be preferred: one that fits, then less time, or less memory where none fits."""
     if found.feasible != best.feasible:
         return found.feasible
     if not found.feasible:

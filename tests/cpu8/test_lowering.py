@@ -278,7 +278,7 @@ def test_a_constraint_that_the_user_wrote_for_another_mesh_is_written_again_for_
     other = make_mesh(**dict(reversed(SIZES.items())))
 
     def step(x: Any) -> Any:
-        return jnp.sin(jax.lax.with_sharding_constraint(jnp.cos(x), NamedSharding(other, P(list(SIZES)[0]))))
+        return jnp.sin(jax.lax.with_sharding_constraint(jnp.cos(x), NamedSharding(other, P(next(iter(SIZES))))))
 
     x = np.ones((16, 16), np.float32)
     about = Prepared.of(step, x)

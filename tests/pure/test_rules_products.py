@@ -110,7 +110,8 @@ def test_the_gradients_of_a_strided_convolution_count_as_much_as_itself() -> Non
 
     def flops(fn: Any) -> list[float]:
         jaxpr = jax.make_jaxpr(fn)(jnp.ones((2, 8, 16, 16)), jnp.ones((4, 8, 3, 3))).jaxpr
-        return [rule_for(view_of(e)).flops for e in jaxpr.eqns if e.primitive.name == "conv_general_dilated"]
+        rules = [rule_for(view_of(e)) for e in jaxpr.eqns if e.primitive.name == "conv_general_dilated"]
+        return [rule.flops for rule in rules if rule is not None]
 
     (forward,) = flops(convolve)
     met = sum(i * 2 + t < 16 for i in range(8) for t in range(3))
