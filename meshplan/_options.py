@@ -24,9 +24,9 @@ class Options:
     follow_shardings: shardings that the step itself states (`with_sharding_constraint`, `reshard`, `out_sharding`) and
         those of the arguments (`ShapeDtypeStruct(sharding=...)`, arrays on a mesh) are pins. Off: the planner chooses
         there too, and a note says how many it passed over.
-    rules: factor rules for primitives that meshplan does not know, by name ("ffi_call:target", "pallas_call:name" for one
-        kernel): a function of an `OpView`,
-        or text in JAX's notation ("i j, j k -> i k").
+    rules: factor rules for primitives that meshplan does not know, by name ("ffi_call:target" or
+        "pallas_call:name" for one kernel): a function of an `OpView`, or text in JAX's notation
+        ("i j, j k -> i k").
     """
 
     max_axes: int = 3
