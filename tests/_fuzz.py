@@ -364,9 +364,10 @@ def check(program: Program, way: Way) -> Outcome:
 
 
 def refusal(way: Way, error: mp.MeshplanError) -> Outcome:
-    """A refusal has a reason, and is asked for: by a pin that does not divide or by a limit."""
+    """A refusal has a reason, and is asked for: by a limit, or by a pin on a dim that does not divide or is scanned."""
     text = str(error)
     reasons = {
+        "pinned": r"says .*, which no strategy stores: dim \d+ stays whole, as the dim that a scan runs over has to",
         "indivisible": r"dim \d+ has \d+ entries, \d+ is not divisible by \d+ .*Choices: ",
         "tight": r"no plan fits .* per device: the least achievable peak is ",
     }

@@ -378,13 +378,15 @@ def embedded(w: Writer) -> Var:
 
 def scattered(w: Writer) -> Var:
     x = w.float(lambda v: v.shape and v.dtype == "float32")
+    # gradients of maxima compare: ties, computed twice, are decided by rounding
+    still = str(x) if x.exact else f"lax.stop_gradient({x})"
     n = x.shape[0]
     way = w.choice(("segment", "add", "row", "max", "inner", "zeros", "update", "slices", "mul", "drop"))
     if way == "segment":
         i = w.index(w.size(), lambda v: v.shape == (n,), shape=(n,))
         text = w.choice((
             f"jax.ops.segment_sum({x}, {i}, num_segments={i.bound}) * 0.5",
-            f"jnp.maximum(jax.ops.segment_max({x}, {i}, num_segments={i.bound}), -1.0)",
+            f"jnp.maximum(jax.ops.segment_max({still}, {i}, num_segments={i.bound}), -1.0)",
         ))  # fmt: skip
         return w.emit(text, x, i)
     if way == "zeros":
@@ -394,7 +396,7 @@ def scattered(w: Writer) -> Var:
         last = f"{w.below(x.shape[-1])}:"
         at = w.choice((f"{w.below(n)}", f"{w.below(n)}:", "::2", "..., 0", f":, {last}" if len(x.shape) == 2 else last))
         change = w.choice(("set(0.25)", "add(0.5)", "min(0.1)"))
-        return w.emit(f"{x}.at[{at}].{change}", x)
+        return w.emit(f"{still if 'min' in change else x}.at[{at}].{change}", x)
     if way == "update":
         starts = ", ".join(w.choice((str(w.below(m)), f"{w.index(m)}.ravel()[0]")) for m in x.shape)
         used = [v for v in w.pool if v.name in starts.replace(".", " ").replace(",", " ").split()]
@@ -408,7 +410,9 @@ def scattered(w: Writer) -> Var:
         return w.emit(f"{x}.at[{i} + 1].add(0.25, mode='drop')", x, i)
     if way == "mul":  # has no gradient
         return w.emit(f"lax.stop_gradient({x}).at[{i}].multiply(0.7)", x, i)
-    return w.emit(f"{x}.at[{i}].{'max' if way == 'max' else 'add'}({x}[0] * 0.5)", x, i)
+    if way == "max":
+        return w.emit(f"{still}.at[{i}].max({still}[0] * 0.5)", x, i)
+    return w.emit(f"{x}.at[{i}].add({x}[0] * 0.5)", x, i)
 
 
 # ------------------------------------------------------------------------------------------------------ rare

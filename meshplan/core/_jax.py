@@ -109,15 +109,15 @@ def abstract(aval: Any) -> Any:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 
-def body_like(old: Any, new: Any) -> tuple[Any, tuple[Any, ...]]:
+def body_like(old: Any, new: Any, detached: bool = False) -> tuple[Any, tuple[Any, ...]]:
     """A freshly traced (closed) body in the form of the old one: (body, its constants where they became operands).
 
-    `checkpoint` in jax 0.10 carries an open jaxpr, whose constants have to be operands.
+    `detached`: the constants have to be operands, as those of a `checkpoint`, which jax 0.10 gives an open jaxpr.
     """
     inner, consts = open_jaxpr(new)
     if isinstance(old, jex.ClosedJaxpr) and not isinstance(old, jex.Jaxpr):
         return new, ()
-    if isinstance(new, jex.Jaxpr):  # jax 0.12: one kind of jaxpr
+    if isinstance(new, jex.Jaxpr) and not (detached and consts):  # jax 0.12: one kind of jaxpr
         return new, ()
     if consts:
         from jax._src.interpreters import partial_eval

@@ -41,7 +41,7 @@ def runs_on_shards(view: OpView) -> bool:
         # XLA gathers by groups, and computes wrong numbers where a dim that windows step over is split beside features
         return max(*groups, *steps) > 1
     if view.primitive.startswith("scatter"):  # of one index XLA makes an update of a slice, and gathers the dim
-        return math.prod(view.operands[1].shape[:-1]) == 1
+        return view.operands[1].size > 0 and math.prod(view.operands[1].shape[:-1]) == 1
     return view.primitive in GATHERED
 
 

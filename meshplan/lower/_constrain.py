@@ -111,7 +111,7 @@ class Evaluator:
         """Bound again with its policy, so that the compiler does not merge the recomputation away."""
         inner, consts = _jax.open_jaxpr(eqn.params["jaxpr"])
         body = self.retrace(inner, lambda *xs: self.run(inner, consts, xs, key, {}))
-        closed = _jax.body_like(eqn.params["jaxpr"], body)
+        closed = _jax.body_like(eqn.params["jaxpr"], body, detached=True)
         return _jax.bind(eqn, args, {"jaxpr": closed[0]}, closed[1])
 
     def scan(self, eqn: Any, args: list[Any], key: Key, moved: dict[Any, Any]) -> Sequence[Any]:

@@ -66,6 +66,9 @@ def written(text: str, mode: str = "forward", **values: Any) -> Program:
 
 FOUND = {
     "a row written on shards that do not have it": written("v0.at[9].set(0.25) * 2.0", v0=(16,)),
+    "everything written, in a block that is rematerialised": written(
+        "jax.checkpoint(lambda x: x.at[0:].set(0.25))(v0) * 2.0", v0=(8, 16)
+    ),
     "a row of each of two written": written(
         "jax.vmap(lambda r, k: r.at[k].add(5.0))(v0, v1)", v0=(2, 12), v1=((2, 1), 12)
     ),
