@@ -366,9 +366,10 @@ def check(program: Program, way: Way) -> Outcome:
 def refusal(way: Way, error: mp.MeshplanError) -> Outcome:
     """A refusal has a reason, and is asked for: by a limit, or by a pin on a dim that does not divide or is scanned."""
     text = str(error)
+    scanned = r"says .*, which no strategy stores: dim \d+ stays whole, as the dim that a scan runs over has to"
     reasons = {
-        "pinned": r"says .*, which no strategy stores: dim \d+ stays whole, as the dim that a scan runs over has to",
-        "indivisible": r"dim \d+ has \d+ entries, \d+ is not divisible by \d+ .*Choices: ",
+        "pinned": scanned,
+        "indivisible": rf"dim \d+ has \d+ entries, \d+ is not divisible by \d+ .*Choices: |{scanned}",
         "tight": r"no plan fits .* per device: the least achievable peak is ",
     }
     if way.kind in reasons and re.search(reasons[way.kind], text, re.S):

@@ -68,19 +68,30 @@ def ragged_dot(op: Op, split: Split, mesh: MeshShape, parts: Sequence[Any], bind
 
 
 def scatter_one(op: Op, split: Split, mesh: MeshShape, parts: Sequence[Any], bind: Bind) -> Sequence[Any]:
-    """One slice written into split dims: the shard that has the place writes, the others drop it."""
+    """One slice written into split dims: the shard that has the place writes, the others drop it.
+
+    A dim that the slice fills has its place at 0 on every shard.
+    """
     numbers = op.view.params["dimension_numbers"]
     operand, indices, updates = parts
-    shape = op.view.operands[0].shape
+    shape, heights = op.view.operands[0].shape, _heights(op)
     for component, d in enumerate(numbers.scatter_dims_to_operand_dims):
-        if axes := _axes(op.rule.operands[0][d], split):
-            at = indices[..., component]
-            if "CLIP" in str(op.view.params["mode"]):
-                at = jnp.clip(at, 0, shape[d] - 1)
+        at = indices[..., component]
+        if "CLIP" in str(op.view.params["mode"]):
+            at = jnp.clip(at, 0, shape[d] - heights[d])
+        if heights[d] < shape[d] and (axes := _axes(op.rule.operands[0][d], split)):
             outside = (at < 0) | (at >= shape[d])
-            here = jnp.where(outside, shape[d], at - _index(axes, at) * operand.shape[d])
-            indices = indices.at[..., component].set(here)
+            at = jnp.where(outside, shape[d], at - _index(axes, at) * operand.shape[d])
+        indices = indices.at[..., component].set(at)
     return bind([operand, indices, updates], {"mode": jax.lax.GatherScatterMode.FILL_OR_DROP})
+
+
+def _heights(op: Op) -> list[int]:
+    """Rows of every dim of a scatter's operand that one slice fills."""
+    numbers, updates = op.view.params["dimension_numbers"], op.view.operands[2].shape
+    hidden = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    windows = iter(numbers.update_window_dims)
+    return [1 if d in hidden else updates[next(windows)] for d in range(len(op.view.operands[0].shape))]
 
 
 def _axes(factors: Sequence[int], split: Split) -> Axes:

@@ -66,6 +66,10 @@ def written(text: str, mode: str = "forward", **values: Any) -> Program:
 
 FOUND = {
     "a row written on shards that do not have it": written("v0.at[9].set(0.25) * 2.0", v0=(16,)),
+    "a row of a batch of one added, other dims split": written(
+        "jax.vmap(lambda r, k: lax.dynamic_slice_in_dim(r, k, 1, 0) * r)(v0, v1)", "gradient",
+        v0=(1, 6, 8), v1=((1,), 6),
+    ),
     "everything written, in a block that is rematerialised": written(
         "jax.checkpoint(lambda x: x.at[0:].set(0.25))(v0) * 2.0", v0=(8, 16)
     ),
