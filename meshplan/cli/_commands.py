@@ -259,8 +259,8 @@ def machines(args: Namespace) -> int:
 
 
 def _with_size(name: str, examples: tuple[str, ...]) -> str:
-    """`h100` stands for its example size; a name with a size for itself."""
-    if ":" in name:
+    """`h100` stands for its example size; a name with a size, and a file of a machine, for itself."""
+    if ":" in name or "+" in name or name.endswith(".toml"):
         return name
     known = {e.partition(":")[0]: e for e in examples}
     if name not in known:

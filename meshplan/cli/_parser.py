@@ -73,7 +73,9 @@ def make_parser() -> Parser:
         made[name].add_argument("--workload", help="module:function and settings, instead of those in the plan file")
     made["solve"].add_argument("instance", help="an instance file, .json or .json.gz")
     made["solve"].add_argument("--seconds", type=_value(parse_seconds), default=60.0, help="time limit (default 60)")
-    made["machines"].add_argument("--show", metavar="NAME", help="every figure of one machine, and where it is from")
+    made["machines"].add_argument(
+        "--show", metavar="NAME", help="every figure of one machine, by name or in a .toml file, and where it is from"
+    )
     for name in ("plan", "show", "diff", "audit", "verify", "compare"):
         made[name].add_argument("--html", metavar="FILE", help="write the report as one HTML file")
     for p in made.values():

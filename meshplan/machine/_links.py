@@ -23,7 +23,8 @@ import math
 from dataclasses import dataclass
 
 from meshplan.core import MachineError, MeshError, MeshShape
-from meshplan.machine._machine import LinkDim, Machine
+from meshplan.machine._dims import LinkDim
+from meshplan.machine._machine import Machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,20 +2,22 @@
 
 A file has a `[chip]` (figures of one device), a `[size]` (what sizes the machine comes in),
 `[[links]]` outermost first, and an `[aot]` (its name for an ahead-of-time compiler). A number
-is written `{ value = 1.0, source = "where it is from" }`.
+is written `{ value = 1.0, source = "where it is from" }`. It may have `[[links.algorithms]]` (what a
+collectives library runs on those links, with fitted figures) and a `[remote_memory]`.
 """
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Any, Literal, get_args
 
-from meshplan.core import MachineError
-from meshplan.machine._machine import LINK_KINDS, PLATFORMS, Chip, LinkKind, Platform
+from meshplan.core import KINDS
+from meshplan.machine._chip import MEMORY_SCOPES, PLATFORMS, Chip, MemoryScope, Platform, RemoteMemory
+from meshplan.machine._dims import ALGORITHMS, DUPLEX, LINK_KINDS, Duplex, LinkAlgorithm, LinkKind
+from meshplan.machine._toml import Reader
 
 SizeForm = Literal["torus", "nodes", "flat"]
 
@@ -29,6 +31,8 @@ class LinkFigures:
     bytes_per_second: float
     latency_seconds: float
     source: str
+    duplex: Duplex = "full"
+    algorithms: tuple[LinkAlgorithm, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,102 +71,31 @@ class Preset:
     size: SizeRule
     links: tuple[LinkFigures, ...]
     aot: AotRule
+    remote_memory: RemoteMemory | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
-class _Reader:
-    """One table of a preset file: takes keys by kind and says where one is missing or wrong."""
-
-    def __init__(self, table: Any, file: str, path: str = "") -> None:
-        self.file, self.path = file, path
-        if not isinstance(table, dict):
-            raise MachineError(f"preset file {file}: '{path}' is {table!r}; it must be a table.")
-        self.table: dict[str, Any] = dict(table)
-
-    def key(self, name: str) -> str:
-        return f"{self.path}.{name}" if self.path else name
-
-    def wrong(self, name: str, problem: str) -> MachineError:
-        return MachineError(f"preset file {self.file}: key '{self.key(name)}' {problem}.")
-
-    def take(self, name: str, what: str) -> Any:
-        if name not in self.table:
-            raise self.wrong(name, f"is missing; give {what}")
-        return self.table.pop(name)
-
-    def text(self, name: str, default: str | None = None) -> str:
-        value = self.table.pop(name, default) if default is not None else self.take(name, "a text")
-        if not isinstance(value, str) or (default is None and not value.strip()):
-            raise self.wrong(name, f"is {value!r}; it must be a text")
-        return value
-
-    def choice(self, name: str, allowed: tuple[str, ...]) -> Any:
-        value = self.take(name, f"one of {', '.join(allowed)}")
-        if value not in allowed:
-            raise self.wrong(name, f"is {value!r}; it must be one of {', '.join(allowed)}")
-        return value
-
-    def figure(self, name: str) -> tuple[float, str]:
-        """A positive number and its source."""
-        entry = self.take(name, '{ value = ..., source = "..." }')
-        if not isinstance(entry, dict) or set(entry) != {"value", "source"}:
-            raise self.wrong(name, 'must be written { value = ..., source = "..." }')
-        value, source = entry["value"], entry["source"]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise self.wrong(name, f"is {value!r}; it must be a positive number")
-        if not isinstance(source, str) or not source.strip():
-            raise self.wrong(name, "has an empty source; say where the number is from")
-        return value, source
-
-    def count(self, name: str) -> int:
-        value = self.take(name, "a positive whole number")
-        if type(value) is not int or value < 1:
-            raise self.wrong(name, f"is {value!r}; it must be a positive whole number")
-        return value
-
-    def sizes(self, name: str, length: int | None = None) -> tuple[int, ...]:
-        value = self.take(name, "a list of sizes")
-        good = isinstance(value, list) and all(type(v) is int and v > 0 for v in value)
-        if not good or (length is not None and len(value) != length):
-            count = "" if length is None else f"{length} "
-            raise self.wrong(name, f"is {value!r}; it must be a list of {count}positive sizes")
-        return tuple(value)
-
-    def table_at(self, name: str) -> _Reader:
-        return _Reader(self.take(name, "a table"), self.file, self.key(name))
-
-    def done(self) -> None:
-        for name in self.table:
-            raise self.wrong(name, "is not a key of a preset; remove it or correct its spelling")
-
-
 def load_preset(text: str, file: str) -> Preset:
-    """Read and check one preset; MachineError names the file and the key that is wrong."""
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise MachineError(f"preset file {file}: it is not TOML: {error}.") from error
-    top = _Reader(data, file)
+    """Read and check one machine file; MachineError names the file, the line and the key that is wrong."""
+    top = Reader.of_text(text, file)
     name = top.text("name")
-    kinds = top.take("device_kinds", "the device_kind texts of jax devices, or []")
-    if not isinstance(kinds, list) or not all(isinstance(k, str) for k in kinds):
-        raise top.wrong("device_kinds", f"is {kinds!r}; it must be a list of texts")
+    kinds = top.texts("device_kinds", "the device_kind texts of jax devices, or []")
     chip = _chip(top.table_at("chip"))
     size, size_source = _size(top.table_at("size"))
-    entries = top.take("links", "at least one [[links]]")
-    if not isinstance(entries, list) or not entries:
-        raise top.wrong("links", "must be a list of tables, outermost first")
-    links = tuple(_link(_Reader(entry, file, f"links[{i}]")) for i, entry in enumerate(entries))
+    links = tuple(_link(entry) for entry in top.tables_at("links"))
     wanted = {"torus": 2, "nodes": 2, "flat": 1}[size.form]
     if len(links) != wanted:
         raise top.wrong("links", f"has {len(links)} entries; the size form '{size.form}' needs {wanted}")
     aot, aot_source = _aot(top.table_at("aot"))
+    memory = _remote_memory(top.table_at("remote_memory")) if top.has("remote_memory") else None
     top.done()
-    sources = {"size": size_source, "aot": aot_source}
-    return Preset(name=name, device_kinds=tuple(kinds), chip=chip, size=size, links=links, aot=aot, sources=sources)
+    return Preset(
+        name=name, device_kinds=kinds, chip=chip, size=size, links=links, aot=aot, remote_memory=memory,
+        sources={"size": size_source, "aot": aot_source},
+    )
 
 
-def _chip(table: _Reader) -> Chip:
+def _chip(table: Reader) -> Chip:
     name = table.text("name")
     platform: Platform = table.choice("platform", PLATFORMS)
     rates = table.table_at("flops")
@@ -185,7 +118,7 @@ def _chip(table: _Reader) -> Chip:
     )
 
 
-def _size(table: _Reader) -> tuple[SizeRule, str]:
+def _size(table: Reader) -> tuple[SizeRule, str]:
     form: SizeForm = table.choice("form", get_args(SizeForm))
     example, source = table.text("example"), table.text("source")
     rule = SizeRule(form=form, example=example)
@@ -203,19 +136,57 @@ def _size(table: _Reader) -> tuple[SizeRule, str]:
     return rule, source
 
 
-def _link(table: _Reader) -> LinkFigures:
+def _link(table: Reader) -> LinkFigures:
     name = table.text("name")
     kind: LinkKind = table.choice("kind", LINK_KINDS)
     rate, rate_source = table.figure("bytes_per_second")
     latency, latency_source = table.figure("latency_seconds")
+    duplex: Duplex = table.choice("duplex", DUPLEX) if table.has("duplex") else "full"
+    algorithms = tuple(a for entry in table.tables_at("algorithms") for a in _algorithms(entry))
     table.done()
     return LinkFigures(
-        name=name, kind=kind, bytes_per_second=float(rate), latency_seconds=float(latency),
-        source=f"rate: {rate_source}; latency: {latency_source}",
+        name=name, kind=kind, bytes_per_second=float(rate), latency_seconds=float(latency), duplex=duplex,
+        algorithms=algorithms, source=f"rate: {rate_source}; latency: {latency_source}",
     )
 
 
-def _aot(table: _Reader) -> tuple[AotRule, str]:
+def _algorithms(table: Reader) -> list[LinkAlgorithm]:
+    """An entry stands for each of its names with each of its kinds."""
+    names, kinds = table.choices("name", ALGORITHMS), table.choices("kind", KINDS)
+    efficiency, source = table.figure("efficiency")
+    if efficiency > 1:
+        raise table.wrong("efficiency", f"is {efficiency}; it must be a part of the links' rate, at most 1")
+    own = table.figure("own_bytes_per_second")[0] if table.has("own_bytes_per_second") else float("inf")
+    fixed = table.figure("fixed_seconds")[0] if table.has("fixed_seconds") else 0.0
+    root = table.figure("seconds_per_root_byte")[0] if table.has("seconds_per_root_byte") else 0.0
+    table.done()
+    return [
+        LinkAlgorithm(
+            name=name, kind=kind, efficiency=float(efficiency), own_bytes_per_second=float(own),
+            fixed_seconds=float(fixed), seconds_per_root_byte=float(root), source=source,
+        )
+        for name in names
+        for kind in kinds
+    ]
+
+
+def _remote_memory(table: Reader) -> RemoteMemory:
+    scope: MemoryScope = table.choice("scope", MEMORY_SCOPES)
+    nbytes, nbytes_source = table.figure("bytes")
+    rate, rate_source = table.figure("bytes_per_second")
+    latency = table.figure("latency_seconds")[0] if table.has("latency_seconds") else 0.0
+    sharers, sharers_source = table.figure("sharers") if scope == "node" else (1, "")
+    sharers_source = f"; sharers: {sharers_source}" if sharers_source else ""
+    if sharers != int(sharers):
+        raise table.wrong("sharers", f"is {sharers!r}; it must be a whole number")
+    table.done()
+    return RemoteMemory(
+        scope=scope, nbytes=int(nbytes), bytes_per_second=float(rate), latency_seconds=float(latency),
+        sharers=int(sharers), source=f"bytes: {nbytes_source}; rate: {rate_source}{sharers_source}",
+    )
+
+
+def _aot(table: Reader) -> tuple[AotRule, str]:
     source = table.text("source")
     rule = AotRule(
         platform=table.text("platform", ""), prefix=table.text("prefix", ""),

@@ -1,31 +1,77 @@
-"""From a preset and the text of a size to a machine: "4x4", "2*4x4" (slices), "4x8" (nodes), "8"."""
+"""From a preset and the text of a size to a machine: "4x4", "2*4x4" (slices), "4x8" (nodes), "8".
+
+Presets joined with "+" are nodes of several kinds; a name that ends in ".toml", with or without a size, is a file.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from meshplan.core import MachineError, nearest
-from meshplan.machine._machine import Aot, LinkDim, Machine, NoAot
-from meshplan.machine._presets import LinkFigures, Preset, preset_names, read_preset
+from meshplan.machine._chip import ChipGroup, slowest
+from meshplan.machine._dims import LinkDim
+from meshplan.machine._machine import Aot, Machine, NoAot
+from meshplan.machine._presets import LinkFigures, Preset, load_preset, preset_names, read_preset
 
 _SIZE = re.compile(r"(?:(\d+)\*)?(\d+(?:x\d+)*)")
 
 
 def machine_named(name: str) -> Machine:
     """See `Machine.preset`."""
+    base, toml, size = name.rpartition(".toml")
+    if toml:
+        return machine_in_file(Path(base + toml), size.removeprefix(":") or None)
     base, colon, size = name.partition(":")
-    known = preset_names()
-    if base not in known:
-        examples = [f"{n}:{read_preset(n).size.example}" for n in known]
-        near = nearest(base, known, 2)
-        hint = f"{near} " if near.startswith("Nearest") else ""
-        raise MachineError(f"machine '{name}': there is no preset '{base}'. {hint}Presets: {', '.join(examples)}.")
-    preset = read_preset(base)
+    presets = [_preset(part, name) for part in base.split("+")]
     if not colon:
-        raise MachineError(f"machine '{name}' has no size; {_advice(preset)}.")
-    return machine_of(preset, size)
+        raise MachineError(f"machine '{name}' has no size; {_advice(presets[0])}.")
+    return machine_of(presets[0], size) if len(presets) == 1 else _joined(presets, size)
+
+
+def machine_in_file(path: Path, size: str | None = None) -> Machine:
+    """See `Machine.from_toml`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise MachineError(f"machine file {path}: it cannot be read ({error.strerror}); give a file there.") from error
+    preset = load_preset(text, path.name)
+    return machine_of(preset, preset.size.example if size is None else size)
+
+
+def _preset(base: str, name: str) -> Preset:
+    known = preset_names()
+    if base in known:
+        return read_preset(base)
+    examples = [f"{n}:{read_preset(n).size.example}" for n in known]
+    near = nearest(base, known, 2)
+    hint = f"{near} " if near.startswith("Nearest") else ""
+    raise MachineError(f"machine '{name}': there is no preset '{base}'. {hint}Presets: {', '.join(examples)}.")
+
+
+def _joined(presets: list[Preset], size: str) -> Machine:
+    """Nodes of several kinds on one network: `size` is nodes of each kind x GPUs per node.
+
+    Links between nodes and inside them are those of the slowest kind; where kinds have links of different form,
+    the slowest decides that too.
+    """
+    base = "+".join(p.name for p in presets)
+    if len({p.name for p in presets}) < len(presets) or any(p.size.form != "nodes" for p in presets):
+        raise MachineError(
+            f"machine '{base}:{size}': only different kinds of GPU node can be joined with '+', as in 'v100+p100:1x8'."
+        )
+    parts = [machine_of(p, size) for p in presets]
+    between, inside = (min((p.dims[i] for p in parts), key=lambda d: d.bytes_per_second) for i in (0, 1))
+    nodes = parts[0].dims[0].size
+    return Machine(
+        name=f"{base}:{size}", chip=slowest([p.chip for p in parts]),
+        dims=(replace(between, size=nodes * len(parts)), inside),
+        groups=tuple(ChipGroup(chip=p.chip, devices=p.devices) for p in parts),
+        aot=NoAot("a compiler is told of one kind of chip, and this machine has several"),
+    )
 
 
 def machine_of(preset: Preset, size: str) -> Machine:
@@ -44,7 +90,7 @@ def machine_of(preset: Preset, size: str) -> Machine:
     shape = "x".join(map(str, counts))
     name = f"{preset.name}:{slices}*{shape}" if slices > 1 else f"{preset.name}:{shape}"
     known = NoAot(preset.aot.missing) if preset.aot.missing else aot
-    return Machine(name=name, chip=preset.chip, dims=dims, aot=known)
+    return Machine(name=name, chip=preset.chip, dims=dims, remote_memory=preset.remote_memory, aot=known)
 
 
 def _advice(preset: Preset) -> str:
@@ -55,7 +101,8 @@ def _advice(preset: Preset) -> str:
 def _dim(link: LinkFigures, size: int, name: str = "", wraps: bool = False) -> LinkDim:
     return LinkDim(
         name=name or link.name, size=size, kind=link.kind, bytes_per_second=link.bytes_per_second,
-        latency_seconds=link.latency_seconds, wraps=wraps, source=link.source,
+        latency_seconds=link.latency_seconds, wraps=wraps, duplex=link.duplex, algorithms=link.algorithms,
+        source=link.source,
     )
 
 

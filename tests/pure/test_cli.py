@@ -145,7 +145,7 @@ MISTYPED = {
         "meshplan solve: Argument --seconds: '-1' is no positive number of seconds. Write 60. Try meshplan solve "
         "--help.\n"
     ),
-    ("machines", "--show", "h10"): "meshplan machines: machine 'h10' is unknown. Nearest: h100, h200, a100.\n",
+    ("machines", "--show", "h10"): "meshplan machines: machine 'h10' is unknown. Nearest: h100, v100, p100.\n",
 }
 
 
@@ -302,3 +302,6 @@ def test_machines_are_listed_and_shown(run: Run) -> None:
     listed = json.loads(run("machines", "--json")[1])
     assert "h100:1x8" in [m["example"] for m in listed]
     assert json.loads(run("machines", "--show", "h100", "--json")[1])["chip"]["platform"] == "gpu"
+    shown = run("machines", "--show", "h100:4x8")[1]
+    assert "ring" in shown and "fitted to the even rows of machine/references/h100.toml" in shown
+    assert "  8 x NVIDIA P100 SXM2 16GB" in run("machines", "--show", "v100+p100:1x8")[1]

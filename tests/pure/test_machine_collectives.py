@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from meshplan.core import KINDS, ArgumentError, MeshError, MeshShape
 from meshplan.machine import LinkDim, Machine, collective_rate, collective_seconds
-from meshplan.machine._machine import LinkKind
+from meshplan.machine._dims import LinkKind
 
 CHIP = Machine.preset("cpu:1").chip
 

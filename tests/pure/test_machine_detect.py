@@ -3,10 +3,14 @@
 import re
 from dataclasses import dataclass
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
-from meshplan.core import MachineError
-from meshplan.machine import Machine, device_order
+import meshplan as mp
+from meshplan.core import MachineError, MeshShape
+from meshplan.machine import Machine, collective_rate, collective_seconds, device_order
 
 
 @dataclass(frozen=True)
@@ -90,3 +94,31 @@ def test_device_order_follows_the_dims_of_the_machine():
         (s, (x, y)) for s in range(2) for x in range(2) for y in range(4)
     ]
     assert [d.id for d in device_order(gpus(2, 2)[::-1])] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("devices", [tpus("TPU v5 lite", 2, 2, slices=2)[::-1], gpus(2, 4)[::-1]], ids=["tpu", "gpu"])
+@pytest.mark.parametrize("mesh", [{"dp": 2, "tp": 4}, {"dp": 4, "tp": 2}, {"fsdp": 8}], ids=str)
+def test_one_call_builds_the_mesh_with_the_fast_links_innermost(devices, mesh):
+    """Case 15: two slices (nodes) of four, in any order: an axis that spans them is priced at the slow link."""
+    machine = Machine.detect(devices)
+    first, *rest = mesh
+    inner = tuple(rest)
+    args = [jax.ShapeDtypeStruct((512, 512), jnp.float32)] * 2
+    pins = {"x": P(first, *inner), "w": P(*inner or (None,)), "0": P()}
+    plan = mp.plan(lambda x, w: (x @ w).sum(0), *args, machine=machine, mesh=mesh, pins=pins, donate_argnums=())
+    built = plan.mesh(devices)
+    assert dict(built.shape) == mesh
+    slice_of = [d.process_index for d in built.devices.reshape(-1)]
+    assert slice_of == [0] * 4 + [1] * 4, "the outermost axis goes over the slow links"
+    if mesh == {"dp": 2, "tp": 4}:
+        assert all(len({d.process_index for d in row}) == 1 for row in built.devices), "tp stays within a slice"
+    slow, shape = machine.dims[0].bytes_per_second, MeshShape.of(mesh)
+    for c in plan.collectives:
+        passes = 2 if c.kind == "all-reduce" else 1
+        floor = passes * 0.5 * (c.nbytes / min(4, c.group_size)) / slow  # one half to the other over the slow links
+        moving = c.nbytes * collective_rate(machine, shape, c.kind, c.axes)[1]  # without the latency
+        assert (moving >= floor) == (first in c.axes)
+    assert {a for c in plan.collectives for a in c.axes} == set(mesh)
+    if inner:
+        near, far = (collective_seconds(machine, shape, "all-reduce", 1e9, (axis,)) for axis in (*inner, first))
+        assert near < far / 2
