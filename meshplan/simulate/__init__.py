@@ -1,0 +1,29 @@
+"""Tasks on resources over time: event driven, deterministic, no JAX."""
+
+from meshplan.simulate._build import TaskList as TaskList
+from meshplan.simulate._build import concatenate as concatenate
+from meshplan.simulate._build import repeat as repeat
+from meshplan.simulate._chakra import chakra_text as chakra_text
+from meshplan.simulate._chakra import to_chakra as to_chakra
+from meshplan.simulate._chakra_file import load_chakra as load_chakra
+from meshplan.simulate._chakra_file import write_chakra as write_chakra
+from meshplan.simulate._chakra_read import from_chakra as from_chakra
+from meshplan.simulate._chakra_read import read_chakra as read_chakra
+from meshplan.simulate._chrome import chrome_trace as chrome_trace
+from meshplan.simulate._chrome import write_chrome_trace as write_chrome_trace
+from meshplan.simulate._machine import DeviceResources as DeviceResources
+from meshplan.simulate._machine import device_resources as device_resources
+from meshplan.simulate._simulate import SHARINGS as SHARINGS
+from meshplan.simulate._simulate import Sharing as Sharing
+from meshplan.simulate._simulate import simulate as simulate
+from meshplan.simulate._simulate import unlimited as unlimited
+from meshplan.simulate._task import RESOURCE_KINDS as RESOURCE_KINDS
+from meshplan.simulate._task import TASK_KINDS as TASK_KINDS
+from meshplan.simulate._task import Resource as Resource
+from meshplan.simulate._task import ResourceKind as ResourceKind
+from meshplan.simulate._task import Task as Task
+from meshplan.simulate._task import TaskKind as TaskKind
+from meshplan.simulate._task import Tasks as Tasks
+from meshplan.simulate._timeline import COMMUNICATION as COMMUNICATION
+from meshplan.simulate._timeline import CriticalStep as CriticalStep
+from meshplan.simulate._timeline import Timeline as Timeline
