@@ -1,5 +1,7 @@
 """Seconds and bytes of strategies: compute, collectives, reshard paths, memory over time."""
 
+from meshplan.cost._combine import SMALL_BYTES as SMALL_BYTES
+from meshplan.cost._combine import SUMS as SUMS
 from meshplan.cost._emission import Emission as Emission
 from meshplan.cost._emission import runs_on_shards as runs_on_shards
 from meshplan.cost._model import TRAFFIC as TRAFFIC

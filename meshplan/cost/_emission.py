@@ -13,8 +13,10 @@ import re
 from dataclasses import dataclass
 
 from meshplan.core import CollectiveKind
+from meshplan.cost import _tiles
 from meshplan.cost._reshard import Step
 from meshplan.rules import OpRule, OpView
+from meshplan.strategy import Hoists
 
 # Dtypes that travel as another one: all collectives, sums.
 _MOVED = {
@@ -69,13 +71,24 @@ class Emission:
 
     platform: str
 
-    def kind(self, step: Step, dtype: str = "float32") -> CollectiveKind | None:
-        """The collective that the step becomes for a value of `dtype`; None where it needs none."""
+    def kind(
+        self, step: Step, dtype: str = "float32", piece: tuple[int, ...] | None = None, how: _tiles.Lies = "close"
+    ) -> CollectiveKind | None:
+        """The collective that the step becomes for a value of `dtype`; None where it needs none.
+
+        `piece`: the shape of what each device has after the step, where it is known; `how` it lies in memory.
+        """
         if step.kind == "slice":
             return None
-        if step.kind == "reduce-scatter" and not self.scatters(dtype):
+        if step.kind == "reduce-scatter" and not (self.scatters(dtype) and self._fits(step, dtype, piece, how)):
             return "all-reduce"
         return step.kind
+
+    def _fits(self, step: Step, dtype: str, piece: tuple[int, ...] | None, how: _tiles.Lies) -> bool:
+        if self.platform != "tpu" or piece is None:
+            return True
+        dim = next(d for d, axes in enumerate(step.after.dims) if step.axes[-1] in axes)
+        return _tiles.scatters(piece, dim, _bits(dtype) // 8, how)
 
     def scatters(self, dtype: str) -> bool:
         """Whether a sum whose result is split becomes a reduce-scatter."""
@@ -99,9 +112,41 @@ class Emission:
         return self.platform != "cpu"
 
     @property
+    def narrows_last(self) -> bool:
+        """Whether a narrowing conversion is made before the last of several moves, not before them all."""
+        return self.platform == "gpu"
+
+    @property
+    def drops_conversions(self) -> bool:
+        """Whether a narrowing conversion is dropped for those uses that undo it."""
+        return self.platform == "gpu"
+
+    @property
+    def combined_moves(self) -> frozenset[CollectiveKind]:
+        """Kinds of moves that are combined, of whatever dtypes, where they do not wait for each other."""
+        return frozenset({"all-gather"}) if self.platform == "gpu" else frozenset()
+
+    @property
+    def hoists(self) -> Hoists:
+        """Which sums are completed after the loop that adds them up."""
+        hoisting: dict[str, Hoists] = {"gpu": "merged", "tpu": "single"}
+        return hoisting.get(self.platform, "none")
+
+    @property
     def joins_sums(self) -> bool:
         """Whether a sum over several dims that different axes split is one collective."""
         return self.platform != "cpu"
+
+    def flops_factor(self, view: OpView) -> float:
+        """FLOPs that are spent over those of the operation: every row meets every group (measured).
+
+        Not on TPU, but where the rows of each group are summed, as in the gradient of the groups' weights.
+        """
+        if view.primitive != "ragged_dot_general":
+            return 1.0
+        numbers = view.params["ragged_dot_dimension_numbers"]
+        summed = numbers.lhs_ragged_dimensions[0] in numbers.dot_dimension_numbers[0][0]
+        return float(view.operands[2].shape[-1]) if summed or self.platform != "tpu" else 1.0
 
     def extras(self, view: OpView, rule: OpRule) -> tuple[Extra, ...]:
         """What an operation brings that XLA partitions itself; none where lower/ runs it on the shards."""

@@ -14,12 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from meshplan.core import MeshShape, Spec
+from meshplan.cost._emission import Emission
 from meshplan.cost._liveness import Liveness, liveness
+from meshplan.cost._needed import urgent_ops
 from meshplan.cost._nodes import node_seconds
 from meshplan.cost._problem import FORBIDDEN, Floats, Problem
 from meshplan.cost._rates import Rates, Shares
 from meshplan.machine import Machine
-from meshplan.program import STACK, Program
+from meshplan.program import Program
 from meshplan.rules import Aval, Dims
 from meshplan.strategy import Choices, Edge, Graph, Node, Ties, enumerate_choices
 
@@ -40,15 +42,15 @@ class Space:
     """What is known before any mesh: the graph, its ties, when values live.
 
     `held[node]`: values that take memory of their own there, with their dims; a result in a
-    donated argument's place takes none. `put_away`: nodes whose results are only stacked or stored,
-    such as gradients on their way to the optimizer. `edges`: those of tied nodes, gathered.
+    donated argument's place takes none. `urgent`: operations that lead to a product (see `urgent_ops`).
+    `edges`: those of tied nodes, gathered.
     """
 
     graph: Graph
     ties: Ties
     live: Liveness
     held: tuple[dict[int, Dims], ...]
-    put_away: frozenset[int]
+    urgent: frozenset[int]
     edges: tuple[TiedEdge, ...]
 
     @classmethod
@@ -60,7 +62,7 @@ class Space:
         for e in graph.edges:
             if graph.nodes[e.source].free and graph.nodes[e.target].kind == "result":
                 held[e.target][e.value] = e.want  # made of literals, but it leaves the step
-        return cls(graph, ties, liveness(graph), tuple(held), _put_away(graph), tie_edges(graph, ties))
+        return cls(graph, ties, liveness(graph), tuple(held), urgent_ops(graph), tie_edges(graph, ties))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,10 @@ class MeshModel:
         self.rates = whole.rates if whole else Rates(machine, mesh)
         nodes = [space.graph.nodes[i] for i in space.ties.first]
         self.choices: list[Choices] = whole.choices if whole else [enumerate_choices(n, mesh) for n in nodes]
+        self.whole, self.kept = whole, [np.ones(len(c), bool) for c in self.choices]
         if keep is not None:
-            self.choices = [c.take(keep(i, n, c)) for i, (n, c) in enumerate(zip(nodes, self.choices, strict=True))]
+            self.kept = [keep(i, n, c) for i, (n, c) in enumerate(zip(nodes, self.choices, strict=True))]
+            self.choices = [c.take(kept) for c, kept in zip(self.choices, self.kept, strict=True)]
         self.edges = space.edges
         self._specs: dict[tuple[Any, ...], tuple[list[Spec], Index]] = {}
 
@@ -100,10 +104,17 @@ class MeshModel:
     # specs
 
     def specs(self, c: int, dims: Dims, partial: tuple[int, ...] = ()) -> tuple[list[Spec], Index]:
-        """Distinct specs of an array at a class and which one each strategy gives it; remembered."""
+        """Distinct specs of an array at a class and which one each strategy gives it; remembered.
+
+        A restricted model has those of the whole, so that prices between them are known.
+        """
         key = (c, dims, partial)
         if key not in self._specs:
-            self._specs[key] = self.choices[c].specs(dims, partial, self.node(c).kind == "sum")
+            if self.whole is not None:
+                found, index = self.whole.specs(c, dims, partial)
+                self._specs[key] = found, index[self.kept[c]]
+            else:
+                self._specs[key] = self.choices[c].specs(dims, partial, self.node(c).kind == "sum")
         return self._specs[key]
 
     def source_specs(self, edge: TiedEdge) -> tuple[list[Spec], Index]:
@@ -116,22 +127,32 @@ class MeshModel:
         """Specs in which the edge's value is wanted, by the strategies of its target."""
         return self.specs(edge.target, edge.first.want)
 
-    def wire_bytes(self, edge: Edge) -> tuple[float, float]:
+    def wire_bytes(self, edge: Edge, last: bool = True) -> tuple[float, float]:
         """Bytes of the edge's whole value as the back end sends it: while it is summed, and when it is moved.
 
-        Moves are made after a narrowing conversion that follows, sums before it (measured).
+        Moves are made after a narrowing conversion that follows, sums before it (measured); some back ends so narrow
+        only the `last` one.
         """
         program = self.space.graph.program
-        aval = program.values[edge.value].aval
+        aval, summed = program.values[edge.value].aval, program.values[self.summed(edge)].aval
         emission = self.rates.emission
         into_dot = bool(edge.uses) and all(program.ops[o].primitive == "dot_general" for o, _ in edge.uses)
-        moved = narrowed(program, edge) or aval
-        sums = aval.nbytes * emission.bytes_factor(aval.dtype, sums=True)
+        moved = (narrowed(program, edge, emission) if last or not emission.narrows_last else None) or aval
+        sums = summed.nbytes * emission.bytes_factor(summed.dtype, sums=True)
         return sums, moved.nbytes * emission.bytes_factor(moved.dtype, into_dot)
+
+    def summed(self, edge: Edge) -> int:
+        """The value that is summed where the edge's value is left unreduced: it may be converted after that."""
+        reduction = self.space.graph.nodes[edge.source].partial.get(edge.value)
+        return reduction.value if reduction else edge.value
 
     def waits(self, edge: Edge) -> bool:
         """Whether the program needs the value at once: not where it is only put away, stacked or stored."""
-        return not (edge.stored or edge.target in self.space.put_away)
+        return not edge.stored and any(op in self.space.urgent for op, _ in edge.uses)
+
+    def needed_at_once(self, value: int) -> bool:
+        """The same of a sum that is completed inside a node."""
+        return any(op in self.space.urgent for op, _ in self.space.graph.program.consumers[value])
 
     # arrays
 
@@ -140,7 +161,10 @@ class MeshModel:
         space = self.space
         costs = []
         for c, members in enumerate(space.ties.members):
-            seconds = node_seconds(space.graph.program, self.node(c), self.choices[c], self.rates, self.traffic, shares)
+            seconds = node_seconds(
+                space.graph.program, self.node(c), self.choices[c], self.rates, self.traffic, shares,
+                waits=self.needed_at_once,
+            )  # fmt: skip
             costs.append(seconds * len(members))
         for edge in self.edges:
             if edge.source == edge.target:
@@ -152,12 +176,17 @@ class MeshModel:
         (sources, i), (targets, j) = self.source_specs(edge), self.target_specs(edge)
         if self.node(edge.source).free:
             return np.zeros((len(i), len(j)))
-        aval = self.space.graph.program.values[edge.first.value].aval
+        program = self.space.graph.program
+        aval, summed = program.values[edge.first.value].aval, program.values[self.summed(edge.first)].aval
         small = self.rates.table(
             sources, targets, *self.wire_bytes(edge.first), waits=self.waits(edge.first),
-            dtype=self.rates.emission.dtype(aval.dtype, sums=True), shares=shares, room=self.rates.room(aval.shape),
+            dtype=self.rates.emission.dtype(summed.dtype, sums=True), shares=shares, room=self.rates.room(aval.shape),
         )
-        small = np.where(small >= FORBIDDEN, FORBIDDEN, small * edge.first.count * len(edge.members))
+        runs = edge.first.count * len(edge.members)
+        if edge.first.trips > 1:
+            alone = np.array([[only_summed(s, t) for t in targets] for s in sources])
+            runs = runs / np.where(alone, edge.first.trips, 1.0)
+        small = np.where(small >= FORBIDDEN, FORBIDDEN, small * runs)
         return small[np.ix_(i, j)]
 
     def copy_table(self, edge: TiedEdge, least: float) -> Floats | None:
@@ -247,7 +276,7 @@ def tie_edges(graph: Graph, ties: Ties) -> tuple[TiedEdge, ...]:
         source = graph.nodes[e.source]
         ordinal = list(source.values).index(e.value) if e.value in source.values else -1
         key = (
-            class_of[e.source], class_of[e.target], ordinal, e.have, e.want, e.count, e.stored,
+            class_of[e.source], class_of[e.target], ordinal, e.have, e.want, e.count, e.trips, e.stored,
             graph.program.values[e.value].aval,
         )
         found.setdefault(key, []).append(e)
@@ -255,15 +284,35 @@ def tie_edges(graph: Graph, ties: Ties) -> tuple[TiedEdge, ...]:
     return tuple(sorted(edges, key=lambda t: -graph.program.nbytes(t.first.value)))
 
 
-def narrowed(program: Program, edge: Edge) -> Aval | None:
-    """What the value is converted to where it arrives, if every use converts it to something smaller."""
+def only_summed(source: Spec, target: Spec) -> bool:
+    """Whether the way between the specs is one all-reduce and nothing else."""
+    return bool(source.unreduced) and not target.unreduced and source.dims == target.dims
+
+
+def narrowed(program: Program, edge: Edge, emission: Emission) -> Aval | None:
+    """What the value is converted to where it arrives, if every use converts it to something smaller.
+
+    Some back ends drop a conversion that is undone for some of its uses: these read what was there before.
+    """
     results = []
     for op, _ in edge.uses:
         if program.ops[op].primitive != "convert_element_type":
             return None
         results.append(program.ops[op].view.results[0])
+        again = _read_by(program, program.ops[op].results[0])
+        if emission.drops_conversions and 0 < again.count("convert_element_type") < len(again):
+            return None
     widest = max(results, key=lambda a: a.itemsize, default=None)
     return widest if widest is not None and widest.itemsize < program.values[edge.value].aval.itemsize else None
+
+
+def _read_by(program: Program, value: int) -> list[str]:
+    """The primitives that read a value, whatever names it has."""
+    found: list[str] = []
+    for use, _ in program.consumers[value]:
+        op = program.ops[use]
+        found += _read_by(program, op.results[0]) if op.primitive == "name" else [op.primitive]
+    return found
 
 
 def copy_span(edge: Edge) -> tuple[int, int]:
@@ -282,29 +331,3 @@ def _held(graph: Graph, node: Node, aliased: set[int | None]) -> dict[int, Dims]
         if value is not None:
             held[value] = dims
     return held
-
-
-def _put_away(graph: Graph) -> frozenset[int]:
-    """Nodes after which no product is computed in their region: what only leads there is put away.
-
-    Gradients on their way to the optimizer, its norms and updates; stacks that leave a loop.
-    """
-    waiting = {
-        i for i, n in enumerate(graph.nodes)
-        if n.kind == "anchor" or (n.kind == "crossing" and not _stacks(graph, n))
-    }
-    into: dict[int, list[int]] = {}
-    for e in graph.edges:
-        if not e.stored:
-            into.setdefault(e.target, []).append(e.source)
-    todo = list(waiting)
-    while todo:
-        for source in into.get(todo.pop(), ()):
-            if source not in waiting and graph.nodes[source].kind != "crossing":
-                waiting.add(source)
-                todo.append(source)
-    return frozenset(range(len(graph.nodes))) - waiting
-
-
-def _stacks(graph: Graph, node: Node) -> bool:
-    return any(graph.program.ops[graph.program.values[v].op].primitive == STACK for v in node.values)

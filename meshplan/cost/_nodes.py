@@ -9,25 +9,34 @@ nothing hides it, 0 where all of it is hidden behind arithmetic and communicatio
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from meshplan.cost._emission import Emission
 from meshplan.cost._problem import Floats
 from meshplan.cost._rates import Rates, Shares
 from meshplan.program import Op, Program
 from meshplan.strategy import Choices, Node
 
+# Beginnings of the names of operations that decide for themselves, but add or compare elements instead of multiplying.
+BY_ELEMENT = ("approx_top_k", "cum", "reduce_", "scatter", "select_and_", "sort", "top_k")
+
 
 def node_seconds(
-    program: Program, node: Node, choices: Choices, rates: Rates, traffic: float = 1.0, shares: Shares | None = None
+    program: Program, node: Node, choices: Choices, rates: Rates, traffic: float = 1.0, shares: Shares | None = None,
+    waits: Callable[[int], bool] = lambda value: True,
 ) -> Floats:
-    """(strategies,) seconds per step, the sums inside included."""
+    """(strategies,) seconds per step, the sums inside included. `waits(value)`: whether a product follows."""
     total = compute_seconds(program, node, choices, rates, traffic)
     for reduction in node.inner if not node.free else ():
         dtype = program.values[reduction.value].aval.dtype
         factor = rates.emission.bytes_factor(dtype, sums=True)
         local = program.nbytes(reduction.value) / choices.shards(reduction.dims) * factor
         over = choices.over(reduction.factors)
-        total = total + node.count * rates.all_reduce(over, local, rates.emission.dtype(dtype, sums=True), shares)
+        sent = rates.emission.dtype(dtype, sums=True)
+        seconds = rates.all_reduce(over, local, sent, waits(reduction.value), shares)
+        total = total + node.count / reduction.trips * seconds
     return total + node.count * extra_seconds(program, node, choices, rates)
 
 
@@ -72,7 +81,7 @@ def _op_seconds(op: Op, node: Node, choices: Choices, rates: Rates, weight: floa
         traffic += aval.nbytes / choices.shards(dims)
     moving = traffic / chip.memory_bytes_per_second
     peak = chip.flops_for(op.view.operands[0].dtype)
-    arithmetic = op.rule.flops / choices.shards(factors) / peak
+    arithmetic = multiplied(op, rates.emission) / choices.shards(factors) / peak
     return arithmetic + weight * (np.maximum(moving - arithmetic, 0.0) + rates.kernel_seconds)
 
 
@@ -91,10 +100,15 @@ def _chain_seconds(program: Program, node: Node, choices: Choices, rates: Rates)
     return traffic / rates.machine.chip.memory_bytes_per_second + rates.kernel_seconds
 
 
-def op_flops(op: Op, node: Node, choices: Choices) -> Floats:
+def multiplied(op: Op, emission: Emission) -> float:
+    """FLOPs of a product, of the whole arrays; 0 for what goes over each element a few times."""
+    return 0.0 if op.primitive.startswith(BY_ELEMENT) else op.rule.flops * emission.flops_factor(op.view)
+
+
+def op_flops(op: Op, node: Node, choices: Choices, emission: Emission) -> Floats:
     """(strategies,) FLOPs of one execution on one device."""
     assert node.group is not None
     operands = [node.group.operands[op.index, k] for k, v in enumerate(op.operands) if v is not None]
     factors = {f for dims in operands for d in dims for f in d}
     factors |= {f for v in op.results for d in node.group.results[v] for f in d}
-    return op.rule.flops / choices.shards(factors)
+    return multiplied(op, emission) / choices.shards(factors)

@@ -6,23 +6,21 @@ made once, as the compiled program makes them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from meshplan.core import Axes, Collective, CollectiveKind, Spec
+from meshplan.cost._combine import SUMS, Emitted, Run, runs
 from meshplan.cost._emission import runs_on_shards
 from meshplan.cost._model import TRAFFIC, MeshModel, copy_span
 from meshplan.cost._nodes import compute_seconds, op_flops
-from meshplan.cost._rates import COMBINED_BYTES, SMALL_BYTES
 from meshplan.cost._reshard import Step
+from meshplan.cost._tiles import lies
 from meshplan.program import Op
 from meshplan.rules import Dims
 from meshplan.strategy import Choices, Edge, Node, Reduction
-
-SUMS = ("all-reduce", "reduce-scatter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,27 +62,6 @@ class Prediction:
         return self.step_seconds + TRAFFIC * self.traffic_seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Emitted:
-    """A collective and where it runs. `combines`: the compiler may merge it with its like in the same region."""
-
-    collective: Collective
-    region: int
-    combines: bool
-
-
-def combined_runs(found: Sequence[Collective]) -> int:
-    """How many collectives a compiler makes of these reductions of one dtype in one region over one group of axes.
-
-    One that is large enough goes alone, the others by bytes; small ones alone end up in two (measured: those
-    that are ready before and after the longest wait).
-    """
-    alone = sum(c.nbytes >= COMBINED_BYTES for c in found)
-    rest = [c for c in found if c.nbytes < COMBINED_BYTES]
-    by_bytes = math.ceil(sum(c.nbytes for c in rest) / COMBINED_BYTES)
-    return alone + min(len(rest), max(by_bytes, 2 if all(c.nbytes < SMALL_BYTES for c in found) else 1))
-
-
 class Chosen:
     """A model together with one strategy for each class."""
 
@@ -93,6 +70,8 @@ class Chosen:
         self.graph = model.space.graph
         self._one: dict[int, Choices] = {}
         self._specs: dict[tuple[int, Dims, tuple[int, ...]], Spec] = {}
+        self._emitted: list[Emitted] | None = None
+        self._runs: list[Run] | None = None
 
     def choices(self, node: int) -> Choices:
         """The chosen strategy alone."""
@@ -125,52 +104,71 @@ class Chosen:
             return ()
         rates = self.model.rates
         room = rates.room(self.graph.program.values[edge.value].aval.shape)
-        return rates.path(self.source_spec(edge), self.target_spec(edge), room)
+        source, target = self.source_spec(edge), self.target_spec(edge)
+        path = rates.path(source, target, room)
+        if sum(step.reduces for step in path) < 2 or not self.sums_shards(self.model.summed(edge)):
+            return path
+        whole = Step("all-reduce", source.unreduced, 1 / source.shards(self.model.mesh), source.reduced())
+        return (whole, *rates.path(source.reduced(), target, room))
+
+    def sums_shards(self, value: int) -> bool:
+        """Whether the value is a sum, or an addition of sums, that lower/ takes over shards: over all axes at once."""
+        made = self.graph.program.values[value].op
+        if made < 0:
+            return False
+        op = self.graph.program.ops[made]
+        added = self.graph.node_of_op.get(made, -1)
+        if added >= 0 and self.graph.nodes[added].kind == "sum":
+            return any(v is not None and v != value and self.sums_shards(v) for v in op.operands)
+        return runs_on_shards(op.view)
 
     # collectives
 
-    def collectives(self) -> Iterator[Emitted]:
-        """Every collective of a step."""
-        for i, node in enumerate(self.graph.nodes):
-            if not node.free:
-                yield from self._reductions(i, node)
-        done: set[object] = set()
-        for edge in self.graph.edges:
-            yield from self._moves(edge, done)
+    def emitted(self) -> list[Emitted]:
+        """Every collective of a step; remembered."""
+        if self._emitted is None:
+            self._emitted = self._collectives()
+        return self._emitted
 
-    def communication_seconds(self, emitted: Sequence[Emitted]) -> float:
-        """Bytes at the links' rates, and a latency for each collective that is left after combining."""
+    def _collectives(self) -> list[Emitted]:
+        found = [e for i, node in enumerate(self.graph.nodes) if not node.free for e in self._reductions(i, node)]
+        done: dict[object, list[int]] = {}
+        for edge in self.graph.edges:
+            for place, made in self._moves(edge):
+                known = done.get(place)
+                if known is None:
+                    done[place] = list(range(len(found), len(found) + len(made)))
+                    found += made
+                else:  # the same move of the same value: made once
+                    for i in known:
+                        waits = found[i].waits or self.model.waits(edge)
+                        found[i] = replace(found[i], uses=found[i].uses + edge.uses, waits=waits)
+        return found
+
+    def runs(self) -> list[Run]:
+        """What is left of the collectives after combining; remembered."""
+        if self._runs is None:
+            self._runs = runs(self.graph.program, self.emitted())
+        return self._runs
+
+    def communication_seconds(self, left: Sequence[Run]) -> float:
+        """Bytes at the links' rates, and a latency for each of these runs of collectives."""
         rates, total = self.model.rates, 0.0
-        together: dict[tuple[CollectiveKind, Axes, str, int], list[Collective]] = {}
-        for e in emitted:
-            c = e.collective
+        for run in left:
+            c = run.members[0].collective
             latency, per_byte = rates.collective(c.kind, c.axes)
-            total += per_byte * c.total_bytes
-            if e.combines:
-                together.setdefault((c.kind, c.axes, c.dtype, e.region), []).append(c)
-            else:
-                total += latency * c.count
-        for (kind, axes, _, _), found in together.items():
-            total += rates.collective(kind, axes)[0] * combined_runs(found) * max(c.count for c in found)
+            total += latency * run.count + per_byte * sum(e.collective.total_bytes for e in run.members)
         return total
 
-    def small_shares(self) -> dict[tuple[Axes, str], float]:
-        """By axes and dtype, the latency that is left for each small reduction after combining (see `Shares`)."""
-        together: dict[tuple[Axes, str, int], list[Collective]] = {}
-        for e in self.collectives():
-            if e.combines:
-                c = e.collective
-                together.setdefault((c.axes, c.dtype, e.region), []).append(c)
-        borne: dict[tuple[Axes, str], list[float]] = {}
-        for (axes, dtype, _), found in together.items():
-            small = [c for c in found if c.nbytes < SMALL_BYTES]
-            if small:
-                runs = combined_runs(found) - combined_runs([c for c in found if c.nbytes >= SMALL_BYTES])
-                count = max(c.count for c in small)
-                sums = borne.setdefault((axes, dtype), [0.0, 0.0])
-                sums[0] += runs * count
-                sums[1] += len(small) * count
-        return {key: runs / many for key, (runs, many) in borne.items() if runs}
+    def small_shares(self) -> dict[tuple[Axes, str, bool], float]:
+        """The part of a latency that each small reduction bears after combining (see `Shares`)."""
+        borne: dict[tuple[Axes, str, bool], list[float]] = {}
+        for run in self.runs():
+            for e, share in run.shares() if run.members[0].sums else ():
+                sums = borne.setdefault((e.collective.axes, e.collective.dtype, e.waits), [0.0, 0.0])
+                sums[0] += share * e.collective.count
+                sums[1] += e.collective.count
+        return {key: shared / many for key, (shared, many) in borne.items()}
 
     def _reductions(self, i: int, node: Node) -> Iterator[Emitted]:
         emission = self.model.rates.emission
@@ -179,8 +177,13 @@ class Chosen:
             local = self.graph.program.nbytes(r.value) / self.choices(i).shards(r.dims)[0]
             nbytes = local * emission.bytes_factor(dtype, sums=True)
             for axes in self.sum_groups(i, r):
-                found = self._collective("all-reduce", axes, nbytes, node.count, r.value, r.op)
-                yield Emitted(found, node.region, nbytes < SMALL_BYTES)
+                kind = "reduce-scatter" if self._scattered_after(r.value, axes) else "all-reduce"
+                found = self._collective(kind, axes, nbytes, node.count / r.trips, r.value, r.op)
+                waits = self.model.needed_at_once(r.value)
+                yield Emitted(
+                    collective=found, region=self._region(node.region, r.trips), combine=r.combine, waits=waits,
+                    value=r.value, op=r.op,
+                )
         for index in node.group.ops if node.group is not None else ():
             yield from self._extras(i, node, self.graph.program.ops[index])
 
@@ -207,25 +210,61 @@ class Chosen:
                 others = tuple(d for k, d in enumerate(dims) if k != extra.dim)
                 nbytes = self.graph.program.nbytes(value) / self.choices(i).shards(others)[0]
                 found = self._collective(extra.kind, axes, nbytes, node.count, value, op.index)
-                yield Emitted(found, node.region, False)
+                yield Emitted(collective=found, region=node.region)
 
-    def _moves(self, edge: Edge, done: set[object]) -> Iterator[Emitted]:
+    def _moves(self, edge: Edge) -> Iterator[tuple[object, list[Emitted]]]:
+        """The collectives of each step along the edge, and what makes the step another."""
         target = self.graph.nodes[edge.target]
-        at = self.graph.program.values[edge.value].op
-        sums, moves = self.model.wire_bytes(edge)
-        for step in self.path(edge):
-            dtype = self.graph.program.values[edge.value].aval.dtype
-            kind = self.model.rates.emission.kind(step, dtype)
-            place = (edge.value, step.kind, step.axes, step.after, target.region, target.scope, edge.stored)
-            if kind is None or place in done or self.model.mesh.size(step.axes) == 1:
+        program, summed = self.graph.program, self.model.summed(edge)
+        path = self.path(edge)
+        last = max((k for k, step in enumerate(path) if step.kind != "slice"), default=0)
+        trips = edge.trips if len(path) == 1 and path[0].kind == "all-reduce" else 1.0
+        for k, step in enumerate(path):
+            sums, moves = self.model.wire_bytes(edge, k == last)
+            value = summed if step.reduces else edge.value
+            piece = step.after.local_shape(program.values[edge.value].aval.shape, self.model.mesh)
+            how = lies(program, self.graph.nodes[edge.source]) if step.kind == "reduce-scatter" else "close"
+            kind = self.model.rates.emission.kind(step, program.values[value].aval.dtype, piece, how)
+            if kind is None or self.model.mesh.size(step.axes) == 1:
                 continue
-            done.add(place)
+            if trips > 1 and self._scattered_after(value, step.axes):
+                kind = "reduce-scatter"
             nbytes = (sums if step.reduces else moves) * step.fraction
-            use = edge.uses[0][0] if edge.uses else at
-            combines = step.reduces and (nbytes < SMALL_BYTES or not self.model.waits(edge))
-            for axes in self._parts_of_sum(edge, step):
-                found = self._collective(kind, axes, nbytes, edge.count, edge.value, at if step.reduces else use)
-                yield Emitted(found, target.region, combines)
+            at = edge.uses[0][0] if edge.uses and not step.reduces else program.values[value].op
+            made = [
+                Emitted(
+                    collective=self._collective(kind, axes, nbytes, edge.count / trips, value, at),
+                    region=self._region(target.region, trips), combine=self._combine(kind, step, target),
+                    waits=self.model.waits(edge), value=edge.value, uses=edge.uses,
+                )
+                for axes in self._parts_of_sum(edge, step)
+            ]  # fmt: skip
+            yield (edge.value, step.kind, step.axes, step.after, target.region, target.scope, edge.stored), made
+
+    def _combine(self, kind: CollectiveKind, step: Step, target: Node) -> str:
+        """How the collective of a step combines; a rematerialised block is no one place with what is around it."""
+        if step.reduces:
+            return "sum"
+        return f"{kind} in {target.scope}" if kind in self.model.rates.emission.combined_moves else ""
+
+    def _scattered_after(self, summed: int, axes: Axes) -> bool:
+        """Whether a sum completed after its loop is scattered: what it is added to was zero, and is only used split."""
+        graph, emission = self.graph, self.model.rates.emission
+        carry = graph.carries.get(summed)
+        if carry is None or not emission.scatters(graph.program.values[summed].aval.dtype):
+            return False
+        made = graph.program.ops[graph.program.values[carry].op]
+        init = made.operands[0]
+        zero = init is None or (init in graph.owner and graph.nodes[graph.owner[init]].free)
+        outside = [e for e in graph.edges if e.value == carry and e.source == graph.owner.get(carry)]
+        outside = [e for e in outside if graph.nodes[e.target].region != made.region]
+        return zero and bool(outside) and all(
+            {a for step in self.path(e) if step.kind == "slice" for a in step.axes} >= set(axes) for e in outside
+        )
+
+    def _region(self, region: int, trips: float) -> int:
+        """Where a sum of the region is completed: around it where that is left until its loop is over."""
+        return self.graph.program.regions[region].parent if trips > 1 else region
 
     def _parts_of_sum(self, edge: Edge, step: Step) -> list[Axes]:
         """The step's axes, apart where the back end completes a sum over them one factor at a time."""
@@ -250,18 +289,18 @@ class Chosen:
     # compute and memory
 
     def flops(self) -> tuple[float, float]:
-        """(FLOPs, seconds of them at the peak rate of their dtypes), of what decides for itself: dots, convolutions.
+        """(FLOPs, seconds of them at the peak rate of their dtypes), of products: dots, convolutions, linear algebra.
 
-        Elementwise chains are bound by memory, and audits do not count theirs either.
+        What goes over each element a few times is bound by memory, and audits do not count it either.
         """
         total = seconds = 0.0
-        chip = self.model.machine.chip
+        chip, emission = self.model.machine.chip, self.model.rates.emission
         for i, node in enumerate(self.graph.nodes):
             if node.group is not None and node.kind != "chain":
                 for op in node.group.ops:
                     rule = self.graph.program.ops[op].rule
                     if rule.flops:
-                        count = op_flops(self.graph.program.ops[op], node, self.choices(i))[0] * node.count
+                        count = op_flops(self.graph.program.ops[op], node, self.choices(i), emission)[0] * node.count
                         total += count
                         seconds += count / chip.flops_for(self.graph.program.ops[op].view.operands[0].dtype)
         return total, seconds
@@ -308,7 +347,7 @@ class Chosen:
 
     def predict(self) -> Prediction:
         """All of it together."""
-        found = list(self.collectives())
+        left = self.runs()
         flops, arithmetic = self.flops()
         held, usage = self.memory()
         peak = int(np.argmax(usage))
@@ -318,9 +357,9 @@ class Chosen:
             for i, n in self.graph.node_of_arg.items()
         )
         return Prediction(
-            collectives=tuple(e.collective for e in found), flops=flops, compute_seconds=arithmetic,
+            collectives=tuple(e.collective for e in self.emitted()), flops=flops, compute_seconds=arithmetic,
             traffic_seconds=max(0.0, self.roofline_seconds() - arithmetic),
-            communication_seconds=self.communication_seconds(found), argument_bytes=arguments,
+            communication_seconds=self.communication_seconds(left), argument_bytes=arguments,
             peak_bytes=float(usage[peak]), peak_position=peak, at_peak=tuple(live[:12]),
         )
 

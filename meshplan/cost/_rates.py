@@ -8,22 +8,21 @@ import numpy as np
 import numpy.typing as npt
 
 from meshplan.core import Axes, CollectiveKind, MeshShape, Spec
+from meshplan.cost._combine import COMBINED_BYTES, SMALL_BYTES
 from meshplan.cost._emission import Emission
 from meshplan.cost._problem import FORBIDDEN, Floats
 from meshplan.cost._reshard import Step, canonical, reshard_path, room_of
 from meshplan.machine import Machine, collective_rate
 
-# XLA combines neighbouring reductions up to some tens of MB; one below SMALL_BYTES never goes alone.
-SMALL_BYTES, COMBINED_BYTES = 1 << 20, 30 << 20
-# The search prices even one that others take along: it is copied to them and back, and where it depends on one
+# The search prices even a sum that others take along: it is copied to them and back, and where it depends on one
 # of them it splits them up. For nothing, tiny sums would be split over devices to save nanoseconds.
 LEAST_SHARE = 0.02
 # What no hardware number covers: starting one kernel.
 KERNEL_SECONDS = {"gpu": 3e-6, "tpu": 1e-6, "cpu": 5e-6}
 
 
-# By axes and dtype, the part of a latency that each small reduction bears; none where larger ones take them along.
-Shares = Mapping[tuple[Axes, str], float]
+# By axes, dtype and whether something waits for it, the part of a latency that each small reduction bears.
+Shares = Mapping[tuple[Axes, str, bool], float]
 Linear = tuple[float, float, float, float]
 Room = tuple[int, ...] | None  # see `reshard_path`
 Pairs = tuple[tuple[Spec, ...], tuple[Spec, ...], Room]
@@ -48,11 +47,6 @@ class Rates:
         if key not in self._rates:
             self._rates[key] = collective_rate(self.machine, self.mesh, kind, axes)
         return self._rates[key]
-
-    def seconds(self, kind: CollectiveKind, axes: Axes, nbytes: float, share: float = 0.0) -> float:
-        """Of one collective; a small one bears only its `share` of the latency of those it is combined with."""
-        latency, per_byte = self.collective(kind, axes)
-        return latency * (1.0 if nbytes >= SMALL_BYTES else share) + per_byte * nbytes
 
     def room(self, shape: tuple[int, ...]) -> Room:
         """Into how many shards the dims of an array may be cut on its way; None where any mesh axes divide them all."""
@@ -107,7 +101,8 @@ class Rates:
         return self._tables[key]
 
     def small_latency(
-        self, sources: tuple[Spec, ...], targets: tuple[Spec, ...], dtype: str, shares: Shares, room: Room = None
+        self, sources: tuple[Spec, ...], targets: tuple[Spec, ...], dtype: str, waits: bool, shares: Shares,
+        room: Room = None,
     ) -> Floats:
         """(sources, targets): seconds of latency that small sums of this dtype bear between the specs."""
 
@@ -118,7 +113,7 @@ class Rates:
             for step in self.path(source, target, room):
                 kind = self.emission.kind(step) if step.reduces else None
                 if kind is not None:
-                    total += self.collective(kind, step.axes)[0] * shares.get((step.axes, dtype), 0.0)
+                    total += self.collective(kind, step.axes)[0] * share_of(shares, step.axes, dtype, waits)
             return (total,)
 
         return self._each_kind((sources, targets, room), borne)[0]
@@ -190,38 +185,52 @@ class Rates:
         """
         sources, targets = tuple(sources), tuple(targets)
         sum_latency, move_latency, sums, moves = self.tables(sources, targets, room)
-        if sum_bytes < SMALL_BYTES:
-            some = shares and any(d == dtype for _, d in shares)
-            latency = self.small_latency(sources, targets, dtype, shares, room) if shares and some else 0.0
-            latency = np.maximum(latency, LEAST_SHARE * sum_latency)
-            latency = np.where(sum_latency >= FORBIDDEN, FORBIDDEN, latency)
+        if sum_bytes >= SMALL_BYTES:
+            latency = sum_latency * (1.0 if waits else min(1.0, sum_bytes / COMBINED_BYTES))
+        elif shares and any((d, w) == (dtype, waits) for _, d, w in shares):
+            latency = self.small_latency(sources, targets, dtype, waits, shares, room)
         else:
-            share = 1.0 if waits else min(1.0, sum_bytes / COMBINED_BYTES)
-            latency = np.where(sum_latency >= FORBIDDEN, FORBIDDEN, sum_latency * share)
-        moving = move_latency * (1.0 if move_bytes >= SMALL_BYTES else LEAST_SHARE)
-        return latency + moving + sums * sum_bytes + moves * move_bytes
+            latency = sum_latency * share_of({}, (), dtype, waits)
+        latency = np.where(sum_latency >= FORBIDDEN, FORBIDDEN, latency)
+        return latency + move_latency + sums * sum_bytes + moves * move_bytes
 
     def all_reduce(
-        self, over: np.ndarray, local_bytes: Floats, dtype: str = "", shares: Shares | None = None
+        self, over: np.ndarray, local_bytes: Floats, dtype: str, waits: bool, shares: Shares | None = None
     ) -> Floats:
         """(n,) seconds of an all-reduce of `local_bytes` over the axes that `over` (n, axes) marks."""
-        return self.over_axes("all-reduce", over, local_bytes, dtype, shares)
 
-    def over_axes(
-        self, kind: CollectiveKind, over: np.ndarray, local_bytes: Floats, dtype: str = "", shares: Shares | None = None
-    ) -> Floats:
+        def seconds(axes: Axes, nbytes: Floats) -> Floats:
+            latency, per_byte = self.collective("all-reduce", axes)
+            share = share_of(shares or {}, axes, dtype, waits)
+            return latency * np.where(nbytes >= SMALL_BYTES, 1.0, share) + per_byte * nbytes
+
+        return self._over(over, local_bytes, seconds)
+
+    def over_axes(self, kind: CollectiveKind, over: np.ndarray, local_bytes: Floats) -> Floats:
         """(n,) seconds of a collective of `local_bytes` over the axes that `over` (n, axes) marks."""
+
+        def seconds(axes: Axes, nbytes: Floats) -> Floats:
+            latency, per_byte = self.collective(kind, axes)
+            return latency + per_byte * nbytes
+
+        return self._over(over, local_bytes, seconds)
+
+    def _over(self, over: np.ndarray, local_bytes: Floats, seconds: Callable[[Axes, Floats], Floats]) -> Floats:
         out = np.zeros(len(over))
         patterns, index = np.unique(over, axis=0, return_inverse=True)
         for p, pattern in enumerate(patterns):
             axes = tuple(n for n, used in zip(self.mesh.names, pattern, strict=True) if used)
             if axes:
                 rows = index.reshape(-1) == p
-                share = max(LEAST_SHARE, shares.get((axes, dtype), 0.0) if shares else 0.0)
-                out[rows] = [self.seconds(kind, axes, n, share) for n in local_bytes[rows]]
+                out[rows] = seconds(axes, local_bytes[rows])
         return out
 
     @property
     def kernel_seconds(self) -> float:
         """Seconds to start one kernel."""
         return KERNEL_SECONDS[self.machine.chip.platform]
+
+
+def share_of(shares: Shares, axes: Axes, dtype: str, waits: bool) -> float:
+    """What part of a latency a small sum bears: as found, else a whole one where something waits for it."""
+    return max(LEAST_SHARE, shares.get((axes, dtype, waits), 1.0 if waits else 0.0))

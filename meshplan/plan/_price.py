@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import PurePath
 
 from meshplan.core import Axes, Collective, MachineError, MeshShape
-from meshplan.cost import Rates
+from meshplan.cost import SMALL_BYTES, SUMS, Rates
 from meshplan.machine import Machine
 from meshplan.plan._data import PlanData
 
@@ -50,8 +50,12 @@ def collective_costs(data: PlanData, chosen: Iterable[Collective] | None = None)
 def _seconds(machine: Machine | None, mesh: MeshShape, found: Iterable[Collective]) -> float | None:
     if machine is None or machine.devices != mesh.devices:
         return None
-    rates = Rates(machine, mesh)
-    return sum(c.count * rates.seconds(c.kind, c.axes, c.nbytes) for c in found)
+    rates, total = Rates(machine, mesh), 0.0
+    for c in found:
+        latency, per_byte = rates.collective(c.kind, c.axes)
+        alone = c.kind not in SUMS or c.nbytes >= SMALL_BYTES  # small reductions ride along with others
+        total += c.count * (latency * alone + per_byte * c.nbytes)
+    return total
 
 
 @lru_cache(maxsize=64)

@@ -119,8 +119,10 @@ class Search:
             fits = prediction.peak_bytes <= self.limit
             found = Found(model.mesh, chosen, prediction, solution.gap, fits, tuple(rows))
             best = found if best is None or better(found, best) else best
+            if fits and (not refine or shares is not None):
+                return best
             borne = chosen.small_shares()
-            if fits and (not refine or shares is not None or not borne):
+            if fits and not borne:
                 return best
             if not solution.feasible:
                 break
@@ -175,7 +177,8 @@ class Search:
         uniform = len(self.machine.levels) == 1 and self.machine.levels[0].kind == "switch"
         if uniform and not named and template not in TENSOR_TEMPLATES:
             shapes = [s for s in shapes if tuple(sorted(s, reverse=True)) == tuple(s)]
-        meshes = named_meshes(shapes, named, AXIS_NAMES)
+        exact = any(pin.exact for pin in self.pins)
+        meshes = [] if exact else named_meshes(shapes, named, AXIS_NAMES)
         meshes = meshes or own_meshes(self.pins, self.machine.devices, self.machine.name)
         if template in TENSOR_TEMPLATES:
             meshes = [m for m in meshes if len(m.axes) >= 2]
@@ -226,26 +229,34 @@ class Search:
                 best = f
         if self.options.equal_names:
             best = self.named(best, template)
-        elif template is None and len(meshes) > 1:
-            best = self.beyond_templates(best)
+        elif template is None:
+            best = self.beyond_templates(best, meshes if len(meshes) == 1 else None)
         return best, everything
 
-    def beyond_templates(self, found: Found) -> Found:
+    def beyond_templates(self, found: Found, given: Sequence[MeshShape] | None) -> Found:
         """The answer, unless a template takes less time on its mesh or one of two axes: then the best by time alone.
+
+        `given`: the meshes to look at.
 
         Templates are points of the same graph; the answer can only lose to one where it gave time for less
         memory traffic, or a mesh with more axes for one with fewer.
         """
         answers = [
-            self.at(mesh, name, exact=False)
-            for name in TEMPLATES for mesh in self.meshes(name) if len(mesh.axes) <= 2 or mesh == found.mesh
+            (name, self.at(mesh, name, exact=False))
+            for name in TEMPLATES for mesh in given or self.meshes(name)
+            if mesh == found.mesh or (not given and len(mesh.axes) <= 2)
         ]
-        fitting = [a for a in answers if a is not None and a.feasible]
-        best = min([found, *fitting], key=lambda a: a.prediction.step_seconds)
+        fitting = [(name, a) for name, a in answers if a is not None and a.feasible]
+        near = found.prediction.step_seconds * (1 + CLOSE)  # those that latencies as found may bring before the answer
+        again = [self.at(a.mesh, n, [a], refine=True) for n, a in fitting if a.prediction.step_seconds <= near]
+        best = min(
+            [found, *(a for _, a in fitting), *(a for a in again if a is not None and a.feasible)],
+            key=lambda a: a.prediction.step_seconds,
+        )
         if best is found:
             return found
-        again = self.at(best.mesh, None, [best], exact=False, traffic=0.0, refine=True)
-        return min((f for f in (best, again) if f is not None and f.feasible), key=lambda f: f.prediction.step_seconds)
+        free = self.at(best.mesh, None, [best], traffic=0.0, refine=True)
+        return min((f for f in (best, free) if f is not None and f.feasible), key=lambda f: f.prediction.step_seconds)
 
     def named(self, found: Found, template: str | None) -> Found:
         """The answer with equal names at equal axes, where the user gave names and they do not agree by themselves."""
@@ -266,7 +277,8 @@ def prepare(
     program: Program, machine: Machine, pins: Pins | Mapping[int, Spec], limit: float | None, options: Options
 ) -> Search:
     pins = as_pins(pins, program)
-    graph = build_graph(program, Emission(machine.chip.platform).merges_sums, frozenset(pins.arguments))
+    emission = Emission(machine.chip.platform)
+    graph = build_graph(program, emission.merges_sums, frozenset(pins.arguments), emission.hoists)
     pins = pins.bind(graph)
     ties = tie(graph, pin_marks(pins), options.tie_radius)
     budget = limit if limit is not None else machine.memory_bytes * options.memory_fraction

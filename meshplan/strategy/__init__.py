@@ -14,6 +14,7 @@ from meshplan.strategy._graph import Reduction as Reduction
 from meshplan.strategy._graph import build_graph as build_graph
 from meshplan.strategy._graph import kernels as kernels
 from meshplan.strategy._names import bound_places as bound_places
+from meshplan.strategy._sums import Hoists as Hoists
 from meshplan.strategy._templates import TEMPLATES as TEMPLATES
 from meshplan.strategy._templates import TENSOR_TEMPLATES as TENSOR_TEMPLATES
 from meshplan.strategy._templates import template_keep as template_keep

@@ -7,28 +7,31 @@ Edges carry a value from the spec its producer leaves it in to the spec a consum
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from meshplan.program import CARRY, CROSSINGS, SLICE, STACK, Op, Program, runs_of
-from meshplan.rules import JOINTLY_LINEAR, Dims
+from meshplan.rules import Dims
 from meshplan.strategy._groups import Group, Grouper
+from meshplan.strategy._sums import Hoists, find_accumulated, find_sums, reshaped_inside
 
-# Anchors whose sums over shards may be left undone until they are added to another.
-SUMMING = frozenset({"dot_general", "ragged_dot_general", "conv_general_dilated", "scatter-add"})
 NodeKind = Literal["anchor", "chain", "sum", "argument", "crossing", "view", "result"]
 
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """A sum (or maximum ...) over `factors` inside a node; its result has `dims` and `nbytes` in all."""
+    """A sum (or maximum ...) over `factors` inside a node; its result has `dims` and `nbytes` in all.
+
+    `trips`: of the loop after which it is completed once for all, 1 where it is completed at once.
+    """
 
     op: int
     value: int
     dims: Dims
     factors: tuple[int, ...]
     combine: str
+    trips: float = 1.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,9 +39,9 @@ class Node:
     """One decision: which mesh axes split which of its factors.
 
     `values[v]`: dims of the values it leaves behind. `partial[v]`: the reduction after which
-    value v is left unreduced. `inner`: reductions completed inside. `arguments[i]`: dims of
-    argument leaf i where its stored spec is decided here. `kept[v]`: dims of a value inside that
-    takes memory although nothing outside reads it.
+    value v is left unreduced. `leaving[v]`: the value left unreduced that v inside is reshaped or converted to.
+    `inner`: reductions completed inside. `arguments[i]`: dims of argument leaf i where its stored spec is decided
+    here. `kept[v]`: dims of a value inside that takes memory although nothing outside reads it.
     """
 
     kind: NodeKind
@@ -46,6 +49,7 @@ class Node:
     whole: frozenset[int] = frozenset()
     values: dict[int, Dims] = field(default_factory=dict)
     partial: dict[int, Reduction] = field(default_factory=dict)
+    leaving: dict[int, int] = field(default_factory=dict)
     inner: tuple[Reduction, ...] = ()
     arguments: dict[int, Dims] = field(default_factory=dict)
     kept: dict[int, Dims] = field(default_factory=dict)
@@ -62,7 +66,7 @@ class Edge:
     """Value `value` goes from node `source` (dims in its factors: `have`) to node `target` (`want`).
 
     `uses` are the operands it becomes: (operation, operand index). `stored` marks the way of a
-    result into its donated argument's place.
+    result into its donated argument's place. `trips`: as `Reduction`, of the sum that is completed on the way.
     """
 
     source: int
@@ -73,6 +77,7 @@ class Edge:
     count: float
     uses: tuple[tuple[int, int], ...] = ()
     stored: bool = False
+    trips: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +91,17 @@ class Graph:
     node_of_op: dict[int, int]
     node_of_arg: dict[int, int]
     result_nodes: dict[int, int]  # index of a result leaf -> its node, where it has one
+    carries: Mapping[int, int] = field(default_factory=dict)  # a sum completed after a loop -> what it is added to
 
 
-def build_graph(program: Program, merge_sums: bool = True, pinned: frozenset[int] = frozenset()) -> Graph:
+def build_graph(
+    program: Program, merge_sums: bool = True, pinned: frozenset[int] = frozenset(), hoists: Hoists = "none"
+) -> Graph:
     """The decisions of a program, before any mesh is known. `merge_sums`: the back end adds partial
-    sums before it reduces them. `pinned`: argument leaves whose stored spec is decided apart from their use."""
-    return _Builder(program, pinned, *(find_sums(program) if merge_sums else (frozenset(), frozenset()))).build()
+    sums before it reduces them. `pinned`: argument leaves whose stored spec is decided apart from their use.
+    `hoists`: which sums the back end completes after a loop that only adds them up."""
+    sums, between = find_sums(program) if merge_sums else (frozenset[int](), frozenset[int]())
+    return _Builder(program, pinned, sums, between, find_accumulated(program, sums, hoists)).build()
 
 
 def factors_of_shape(shape: Iterable[int]) -> tuple[tuple[int, ...], Dims]:
@@ -103,41 +113,6 @@ def factors_of_shape(shape: Iterable[int]) -> tuple[tuple[int, ...], Dims]:
         if n > 1:
             sizes.append(n)
     return tuple(sizes), tuple(dims)
-
-
-def find_sums(program: Program) -> tuple[frozenset[int], frozenset[int]]:
-    """(additions of values that may still be unreduced, conversions there and back between them).
-
-    What may be unreduced: what only the addition reads of an anchor that sums, and such additions.
-    """
-    sums: set[int] = set()
-    between: set[int] = set()
-    results = {leaf.value for leaf in program.results}
-
-    def partial(value: int | None, op: Op) -> list[int] | None:
-        """The conversions between the sum and `op`; None where there is no such sum."""
-        passed: list[int] = []
-        while value is not None and program.values[value].op >= 0 and value not in results:
-            made = program.ops[program.values[value].op]
-            if (made.region, made.scope) != (op.region, op.scope) or len(program.consumers[value]) != 1:
-                return None
-            if made.primitive == "convert_element_type":
-                passed.append(made.index)
-                value = made.operands[0]
-                continue
-            summed = made.primitive in SUMMING and set(made.rule.combine.values()) <= {"sum"}
-            if not (made.index in sums or (summed and made.rule.reduced_factors())):
-                return None
-            return passed if program.values[value].aval.dtype == op.view.results[0].dtype else None
-        return None
-
-    for op in program.ops:
-        if op.primitive in JOINTLY_LINEAR and len(op.operands) == 2:
-            ways = [partial(v, op) for v in op.operands]
-            if all(w is not None for w in ways):
-                sums.add(op.index)
-                between.update(i for w in ways if w for i in w)
-    return frozenset(sums), frozenset(between)
 
 
 def kernels(group: Group, program: Program) -> dict[int, int]:
@@ -173,7 +148,8 @@ class _Builder:
     """Nodes first (arguments, groups and crossings in the program's order), then the edges between them."""
 
     def __init__(
-        self, program: Program, pinned: frozenset[int], sums: frozenset[int], between: frozenset[int]
+        self, program: Program, pinned: frozenset[int], sums: frozenset[int], between: frozenset[int],
+        carries: Mapping[int, int],
     ) -> None:
         self.program, self.pinned = program, pinned
         self.nodes: list[Node] = []
@@ -182,7 +158,7 @@ class _Builder:
         self.node_of_op: dict[int, int] = {}
         self.node_of_arg: dict[int, int] = {}
         self.result_nodes: dict[int, int] = {}
-        self.sums, self.between = sums, between
+        self.sums, self.between, self.carries = sums, between, carries
         self.crossings: dict[int, tuple[Op, Dims]] = {}  # node -> (operation, dims its operands must have)
 
     def build(self) -> Graph:
@@ -202,7 +178,13 @@ class _Builder:
         return Graph(
             program=self.program, nodes=tuple(self.nodes), edges=tuple(self.edges), owner=self.owner,
             node_of_op=self.node_of_op, node_of_arg=self.node_of_arg, result_nodes=self.result_nodes,
+            carries=self.carries,
         )
+
+    def trips(self, value: int) -> float:
+        """Of the loop after which a sum is completed, 1 where that is at once."""
+        program, carry = self.program, self.carries.get(value)
+        return 1.0 if carry is None else program.regions[program.ops[program.values[carry].op].region].trips
 
     # nodes
 
@@ -246,7 +228,7 @@ class _Builder:
         program, first = self.program, self.program.ops[group.ops[0]]
         inside = set(group.ops)
         results = {leaf.value for leaf in program.results}
-        values, partial, inner = {}, {}, []
+        values, partial, leaving, inner = {}, {}, {}, []
         for index in group.ops:
             op = program.ops[index]
             reduced = group.reduced.get(index)
@@ -256,10 +238,11 @@ class _Builder:
                     values[v] = group.results[v]
                 if reduced is None:
                     continue
-                reduction = Reduction(index, v, group.results[v], reduced[0], reduced[1])
-                used_inside = any(use in inside for use, _ in program.consumers[v])
-                if reduced[1] == "sum" and not used_inside and program.values[v].aval.size > 1:
-                    partial[v] = reduction
+                reduction = Reduction(index, v, group.results[v], reduced[0], reduced[1], self.trips(v))
+                way = reshaped_inside(program, v, inside) if reduced[1] == "sum" else []
+                if way and program.values[v].aval.size > 1:
+                    partial[way[-1]] = reduction
+                    leaving.update(dict.fromkeys(way[:-1], way[-1]))
                 else:
                     inner.append(reduction)
         kept = kept_inside(program, group, values) if not group.anchor else {}
@@ -269,8 +252,8 @@ class _Builder:
         )
         kind: NodeKind = "sum" if group.ops[-1] in self.sums else "anchor" if group.anchor else "chain"
         index = self.add(Node(
-            kind=kind, sizes=group.sizes, whole=group.whole, values=values, partial=partial, inner=tuple(inner),
-            kept=kept, group=group, count=first.count, region=group.region, scope=group.scope,
+            kind=kind, sizes=group.sizes, whole=group.whole, values=values, partial=partial, leaving=leaving,
+            inner=tuple(inner), kept=kept, group=group, count=first.count, region=group.region, scope=group.scope,
             free=group.free and not only_left, position=group.ops[-1],
         ))
         for op_index in group.ops:
@@ -317,6 +300,8 @@ class _Builder:
     def uses_of(self, value: int, uses: list[tuple[int, int]]) -> list[Edge]:
         """An edge to every node that reads the value, one per way it is wanted; `have` is still open."""
         source = self.owner[value]
+        reduction = self.nodes[source].partial.get(value)
+        summed = reduction.value if reduction else value
         found: dict[tuple[int, Dims], Edge] = {}
         for op_index, k in uses:
             target = self.node_of_op[op_index]
@@ -336,7 +321,8 @@ class _Builder:
             edge = found.get(key)
             if edge is None:
                 found[key] = Edge(
-                    source=source, target=target, value=value, have=(), want=want, count=count, uses=((op_index, k),)
+                    source=source, target=target, value=value, have=(), want=want, count=count, uses=((op_index, k),),
+                    trips=self.trips(summed),
                 )
             else:
                 found[key] = replace(edge, uses=(*edge.uses, (op_index, k)))

@@ -285,6 +285,8 @@ class Grouper:
     @staticmethod
     def reduced_factors(op: Op, operands: dict[tuple[int, int], Dims], results: dict[int, Dims]) -> list[int]:
         """Factors of the operation's operands that none of its results carries."""
+        if op.rule.opaque:
+            return []
         kept = {f for v in op.results for d in results[v] for f in d}
         gone: list[int] = []
         for k in range(len(op.operands)):

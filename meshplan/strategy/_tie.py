@@ -62,7 +62,7 @@ def _inside(graph: Graph, node: Node) -> Any:
     """What one node is, without naming any value, operation or argument."""
     about = (
         node.kind, node.sizes, tuple(sorted(node.whole)), node.count, node.scope > 0, node.free,
-        tuple(node.values.values()), tuple(node.arguments.values()),
+        tuple(node.values.values()), tuple(node.arguments.values()), tuple(r.trips for r in node.inner),
     )
     if node.group is None:
         return about
@@ -80,4 +80,4 @@ def _inside(graph: Graph, node: Node) -> Any:
 def _label(graph: Graph, edge: Edge) -> Any:
     source = graph.nodes[edge.source]
     ordinal = list(source.values).index(edge.value) if edge.value in source.values else -1
-    return (ordinal, edge.have, edge.want, edge.count, edge.stored, graph.program.nbytes(edge.value))
+    return (ordinal, edge.have, edge.want, edge.count, edge.trips, edge.stored, graph.program.nbytes(edge.value))

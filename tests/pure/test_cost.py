@@ -13,9 +13,9 @@ import pytest
 
 from meshplan.core import Collective, MeshShape, bytes_by_kind
 from meshplan.cost import Chosen, MeshModel, Prediction, Rates, Space
+from meshplan.cost._combine import Emitted, runs
 from meshplan.cost._emission import Emission
 from meshplan.cost._nodes import node_seconds
-from meshplan.cost._predict import Emitted
 from meshplan.cost._rates import LEAST_SHARE
 from meshplan.machine import Machine
 from meshplan.plan import Found, Search
@@ -96,8 +96,12 @@ def test_a_sum_that_a_chain_needs_itself_is_an_all_reduce():
     seconds = node_seconds(graph.program, node, choices, model.rates)
     split_rows, split_columns = ([int(np.flatnonzero(choices.assign[:, 0] == f)[0]) for f in (0, 1)])
     nbytes = 4 * 2048
-    two = 2 * model.rates.seconds("all-reduce", ("a",), nbytes, LEAST_SHARE)  # the largest, and the sum
+    latency, per_byte = model.rates.collective("all-reduce", ("a",))
+    two = 2 * (latency + per_byte * nbytes)  # the largest, and the sum
     assert seconds[split_columns] - seconds[split_rows] == pytest.approx(two)
+    nothing_waits = node_seconds(graph.program, node, choices, model.rates, waits=lambda value: False)
+    two = 2 * (LEAST_SHARE * latency + per_byte * nbytes)
+    assert nothing_waits[split_columns] - nothing_waits[split_rows] == pytest.approx(two)
 
 
 def test_what_runs_in_a_loop_counts_with_its_trips():
@@ -267,12 +271,23 @@ def test_data_parallel_reduces_every_gradient_once(machine: str, step: Any):
 
 
 def test_fully_sharded_gathers_weights_and_scatters_gradients():
+    scale = 4  # large enough for pieces of whole tiles on TPU
+    parameters, activation = PARAMETERS * scale**2, ACTIVATION * scale**2
     for machine, narrow in (("h100:1x8", 1.0), ("tpu-v5e:2x4", 0.5)):
-        p = planned("fsdp", machine, data=8).prediction
-        assert large(p) == {"all-gather": narrow * PARAMETERS, "reduce-scatter": PARAMETERS}
-        assert p.argument_bytes == 3 * PARAMETERS / 8 + 2 * ACTIVATION / 8
+        p = planned("fsdp", machine, scale=scale, data=8).prediction
+        assert large(p) == {"all-gather": narrow * parameters, "reduce-scatter": parameters}
+        assert p.argument_bytes == 3 * parameters / 8 + 2 * activation / 8
     cpu = planned("fsdp", "cpu:8", data=8).prediction
     assert large(cpu) == {"all-reduce": PARAMETERS, "all-gather": PARAMETERS}
+
+
+def test_additions_by_index_are_no_products():
+    graph = graph_of(lambda x, w, i: jnp.zeros((64, 256)).at[i].add(x @ w), f32(512, 128), f32(128, 256),
+                     jax.ShapeDtypeStruct((512,), jnp.int32))  # fmt: skip
+    model = model_of(graph, "tpu-v5e:2x4", a=8)
+    whole = Chosen(model, [int(np.flatnonzero((c.assign == -1).all(axis=1))[0]) for c in model.choices])
+    assert any(op.primitive == "scatter-add" and op.rule.flops for op in graph.program.ops)
+    assert whole.flops()[0] == 2 * 512 * 128 * 256
 
 
 def test_sharded_states_scatter_gradients_and_gather_new_weights():
@@ -361,8 +376,11 @@ def shares_a_move(chosen: Chosen) -> bool:
     return max(seen.values(), default=0) > 1
 
 
+# So large that sums into pieces are of whole tiles: of others TPUs make all-reduces, which the score alone knows.
+LARGE = {"batch": 1024, "width": 1024, "hidden": 4096}
 CASES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "mlp": (sgd_step, mlp_args(2)), "adam": (adam_step, adam_args(2)), "block": (block_step, block_args()),
+    "mlp": (sgd_step, mlp_args(2, **LARGE)), "adam": (adam_step, adam_args(2, **LARGE)),
+    "block": (block_step, block_args()),
 }  # fmt: skip
 
 
@@ -412,13 +430,14 @@ def test_reductions_of_two_dtypes_are_not_combined():
         found = Collective(
             kind="all-reduce", nbytes=nbytes, group_size=8, count=1, axes=("data",), dtype=dtype, source="", op_name=""
         )
-        return Emitted(found, region=0, combines=True)
+        return Emitted(collective=found, region=0, combine="sum")
 
     model = model_of(graph_of(sgd_step, *mlp_args(1), donate=(0,)), "h100:1x8", data=8)
     chosen = Chosen(model, [0] * len(model.choices))
     latency, per_byte = model.rates.collective("all-reduce", ("data",))
     large, small = 20 << 20, 1 << 10
-    one = chosen.communication_seconds([reduction("bfloat16", large), reduction("bfloat16", small)])
-    two = chosen.communication_seconds([reduction("bfloat16", large), reduction("float32", small)])
+    program = chosen.graph.program
+    one = chosen.communication_seconds(runs(program, [reduction("bfloat16", large), reduction("bfloat16", small)]))
+    two = chosen.communication_seconds(runs(program, [reduction("bfloat16", large), reduction("float32", small)]))
     assert one == pytest.approx(latency + per_byte * (large + small))
     assert two == pytest.approx(2 * latency + per_byte * (large + small))

@@ -64,8 +64,8 @@ arguments:
   state/params/layers/*/scale x 3  float32[64] (None) -> absent
   batch/mask                       absent -> bool[16,32] (data, None)
 collectives, per device and step:
-  all-gather  models/gpt.py:12  197 kB -> 393 kB, 1.97 us -> 437 ns
-  all-to-all  models/gpt.py:12  0 B -> 197 kB, 0 s -> 218 ns
+  all-gather  models/gpt.py:12  197 kB -> 393 kB, 4.97 us -> 6.14 us
+  all-to-all  models/gpt.py:12  0 B -> 197 kB, 0 s -> 5.92 us
   all-reduce  models/gpt.py:40  4 B -> 0 B, 0.07 ns -> 0 s
 operations: 2 constrained differently\
 """)

@@ -20,7 +20,7 @@ state/params/layers/0/up  float32[64, 256]
   memory      donated, becomes result 0/params/layers/0/up
   used        as (None, model): mlp over model (4), 2 copies, 16.4 kB
   moves       all-gather over data, 16.4 kB, 1.16 us each time
-  in a step   3 x all-gather over data: 197 kB, 1.97 us at models/gpt.py:12 (dot_general state/params/layers/0/up)\
+  in a step   3 x all-gather over data: 197 kB, 4.97 us at models/gpt.py:12 (dot_general state/params/layers/0/up)\
 """)
     assert [a.path for a in found.arrays] == ["state/params/layers/0/up"]
     assert [c.kind for c in found.collectives] == ["all-gather"]
@@ -77,7 +77,7 @@ def test_collectives_by_source_line() -> None:
     assert str(explain(make_plan(), "collectives")) == snapshot("""\
 197 kB in 1 ms, per device and step
 kind        over        runs  bytes   time     source            operations
-all-gather  data        3     197 kB  1.97 us  models/gpt.py:12  dot_general state/params/layers/0/up
+all-gather  data        3     197 kB  4.97 us  models/gpt.py:12  dot_general state/params/layers/0/up
 all-reduce  data+model  1     4 B     0.07 ns  models/gpt.py:40  reduce_sum\
 """)
     assert str(explain(make_plan(collectives=()), "collectives")) == "no collectives: nothing moves between devices"

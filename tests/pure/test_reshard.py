@@ -269,7 +269,7 @@ def test_a_price_is_that_of_the_steps_of_the_path(move: tuple[MeshShape, Spec, S
     mesh, source, target = move
     for name in (f"cpu:{mesh.devices}", f"h100:1x{mesh.devices}"):
         orders = [axes for n in (1, 2, 3) for axes in itertools.permutations(mesh.names, n)]
-        shares = {(axes, "float32"): share for axes in orders}
+        shares = {(axes, "float32", waits): share for axes in orders for waits in (True, False)}
         rates = Rates(Machine.preset(name), mesh)
         latency = {True: 0.0, False: 0.0}
         per_byte = {True: 0.0, False: 0.0}
@@ -283,11 +283,12 @@ def test_a_price_is_that_of_the_steps_of_the_path(move: tuple[MeshShape, Spec, S
         assert found == pytest.approx((latency[True], latency[False], per_byte[True], per_byte[False]))
         seconds = rates.table([source], [target], 64e6, 32e6)[0, 0]
         assert seconds == pytest.approx(sum(latency.values()) + per_byte[True] * 64e6 + per_byte[False] * 32e6)
-        small = rates.table([source], [target], 1e3, 1e3, dtype="float32", shares=shares)[0, 0]
-        rest = LEAST_SHARE * latency[False] + sum(per_byte.values()) * 1e3
-        assert small == pytest.approx(max(share, LEAST_SHARE) * latency[True] + rest)
-        other = rates.table([source], [target], 1e3, 1e3, dtype="bfloat16", shares=shares)[0, 0]
-        assert other == pytest.approx(LEAST_SHARE * latency[True] + rest)
+        rest = latency[False] + sum(per_byte.values()) * 1e3
+        for waits, unknown in ((True, 1.0), (False, LEAST_SHARE)):
+            small = rates.table([source], [target], 1e3, 1e3, waits, dtype="float32", shares=shares)[0, 0]
+            assert small == pytest.approx(max(share, LEAST_SHARE) * latency[True] + rest)
+            other = rates.table([source], [target], 1e3, 1e3, waits, dtype="bfloat16", shares=shares)[0, 0]
+            assert other == pytest.approx(unknown * latency[True] + rest)
 
 
 def test_a_value_that_stays_unreduced_is_not_constrained_on_its_way():

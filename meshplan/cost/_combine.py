@@ -1,0 +1,121 @@
+"""Which collectives a compiler combines: those of one kind, group and region that do not wait for each other.
+
+XLA's combiner goes through a computation in order and fills a set until the next collective depends on one in the
+set, or the set would be too large; then it starts a new one (measured on the three back ends).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from meshplan.core import Collective
+from meshplan.program import Program
+
+SUMS = ("all-reduce", "reduce-scatter")
+# One that is larger goes alone, and no more bytes are combined.
+COMBINED_BYTES = 30 << 20
+# One below this never needs a latency of its own.
+SMALL_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emitted:
+    """A collective and where it runs.
+
+    It moves `value` on its way to the operands `uses`, or completes it inside operation `op`. `combine` says how it
+    combines, "" where it stays alone. `waits`: a product follows in its region.
+    """
+
+    collective: Collective
+    region: int
+    combine: str = ""
+    waits: bool = True
+    value: int = -1
+    op: int = -1
+    uses: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def sums(self) -> bool:
+        """Whether it combines as a reduction does: with its like of one dtype."""
+        return bool(self.combine) and self.collective.kind in SUMS
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Collectives that are combined into one."""
+
+    members: tuple[Emitted, ...]
+
+    @property
+    def count(self) -> float:
+        return max(e.collective.count for e in self.members)
+
+    def shares(self) -> Iterator[tuple[Emitted, float]]:
+        """What part of the latency each small member bears: nothing where a larger one takes it along."""
+        small = [e for e in self.members if e.collective.nbytes < SMALL_BYTES]
+        for e in small:
+            yield e, 1.0 / len(small) if len(small) == len(self.members) else 0.0
+
+
+def runs(program: Program, emitted: Sequence[Emitted]) -> list[Run]:
+    """The collectives that are left, those that are no reductions as they are."""
+    together: dict[object, list[int]] = {}
+    for i, e in enumerate(emitted):
+        c = e.collective
+        key = (c.kind, c.axes, c.dtype if e.sums else "", e.region, e.combine) if e.combine else i
+        together.setdefault(key, []).append(i)
+    before = _before(program, emitted, [i for found in together.values() if len(found) > 1 for i in found])
+    sets = [run for found in together.values() for run in _filled(emitted, found, before)]
+    return [Run(tuple(emitted[i] for i in run)) for run in sets]
+
+
+def _filled(emitted: Sequence[Emitted], found: Sequence[int], before: dict[int, int]) -> Iterator[list[int]]:
+    """Sets that the combiner fills, in the order of the program."""
+    run: list[int] = []
+    mask = nbytes = 0
+    for i in sorted(found, key=lambda i: (_place(emitted[i]), i)):
+        size = emitted[i].collective.nbytes
+        if size >= COMBINED_BYTES or len(found) == 1:
+            yield [i]
+            continue
+        if run and (before[i] & mask or nbytes + size > COMBINED_BYTES):
+            yield run
+            run, mask, nbytes = [], 0, 0
+        run.append(i)
+        mask |= 1 << i
+        nbytes += size
+    if run:
+        yield run
+
+
+def _place(e: Emitted) -> int:
+    return e.op if e.op >= 0 else min((op for op, _ in e.uses), default=1 << 60)
+
+
+def _before(program: Program, emitted: Sequence[Emitted], tracked: Sequence[int]) -> dict[int, int]:
+    """For each of the tracked collectives the set of those that it depends on, as bits.
+
+    What one iteration of a loop leaves to the next does not count: a body is compiled once.
+    """
+    inside: dict[int, int] = {}
+    arriving: dict[tuple[int, int], int] = {}
+    for i in tracked:
+        e = emitted[i]
+        if e.op >= 0:
+            inside[e.op] = inside.get(e.op, 0) | 1 << i
+        for use in e.uses:
+            arriving[use] = arriving.get(use, 0) | 1 << i
+    reach: dict[int, int] = {}
+    reads: dict[int, int] = {}
+    for op in program.ops:
+        got = 0
+        for k, value in enumerate(op.operands):
+            if value is not None:
+                got |= reach.get(value, 0) | arriving.get((op.index, k), 0)
+        reads[op.index] = got
+        got |= inside.get(op.index, 0)
+        if got:
+            for value in op.results:
+                reach[value] = got
+    return {i: reads.get(emitted[i].op, 0) if emitted[i].op >= 0 else reach.get(emitted[i].value, 0) for i in tracked}
