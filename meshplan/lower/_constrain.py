@@ -26,11 +26,13 @@ Path = tuple[Spec, ...]
 @dataclass(frozen=True, slots=True)
 class Constraints:
     """By the operation's key: `results[key, r]` the specs a result goes through when it is made,
-    `uses[key, k]` the specs an operand goes through before it is used; `local[key]`: it runs on the shards."""
+    `uses[key, k]` the specs an operand goes through before it is used; `local[key]`: it runs on the shards;
+    `fills[key, k]`: the operand is given the result's shape first, and goes through these specs."""
 
     results: Mapping[tuple[Key, int], Path]
     uses: Mapping[tuple[Key, int], Path]
     local: Mapping[Key, Local] = field(default_factory=dict)
+    fills: Mapping[tuple[Key, int], Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class Evaluator:
         body = _jax.call_body(eqn)
         if body is not None:
             inner, consts = _jax.open_jaxpr(body)
-            return self.run(inner, consts, args, key, moved)
+            return self.run(inner, consts, _jax.call_operands(eqn, args), key, moved)
         if _jax.is_remat(eqn):
             return self.remat(eqn, args, key)
         opener = {"scan": self.scan, "while": self.while_loop, "cond": self.cond}.get(eqn.primitive.name)
@@ -95,14 +97,25 @@ class Evaluator:
         wanted = [self.use(x, key, k, moved) for k, x in enumerate(args)]
         if _jax_pins.only_moves(eqn):  # the user's own, for another mesh perhaps: the plan's spec instead
             return self.made(wanted, key)
+        wanted = [self.filled(x, eqn, (key, k)) for k, x in enumerate(wanted)]
         outs = self.made(self.bound(eqn, wanted, key), key)
         pinned = (*key, -4, 0)
         return [*self.made([self.use(x, pinned, 0, moved) for x in outs[:1]], pinned), *outs[1:]]
+
+    def filled(self, x: Any, eqn: Any, place: tuple[Key, int]) -> Any:
+        """An operand that is repeated along some dims, in the result's shape where the plan says so."""
+        path = self.constraints.fills.get(place)
+        if path is None:
+            return x
+        shape = eqn.outvars[0].aval.shape
+        return self.constrain(jax.lax.broadcast_in_dim(x, shape, range(len(shape))), path)
 
     def bound(self, eqn: Any, args: Sequence[Any], key: Key) -> Sequence[Any]:
         """Results of an equation that is bound again, on the shards where it is to run there."""
         local = self.constraints.local.get(key)
         args = guarded(eqn, args, self.mesh.size) if self.mesh is not None else args
+        if local is None and self.mesh is not None and eqn.primitive.name == "shard_map":
+            return _jax_local.bind_over(eqn, args, self.mesh)
         if local is None:
             return _jax.bind(eqn, args, {})
         return _jax_local.bind_on_shards(eqn, args, local.run, self.mesh, local.operands, local.results)

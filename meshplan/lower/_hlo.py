@@ -118,7 +118,7 @@ def _read(module: Module, i: Instruction, c: Computation) -> FoundCollective | N
     kind = _KINDS[opcode]
     if kind == "all-reduce" and _is_scattered(i, c):
         kind = "reduce-scatter"
-    shapes = _buffers(i, c, opcode)
+    shapes = _buffers(i, c, opcode, fused=kind != _KINDS[opcode])
     arrays = [a for s in shapes for a in s.arrays()]
     named = _named(module, i, c)
     return FoundCollective(
@@ -153,14 +153,23 @@ def _read_between_slices(module: Module, i: Instruction, c: Computation) -> Foun
     )
 
 
-def _buffers(i: Instruction, c: Computation, opcode: str) -> tuple[Shape, ...]:
+def _buffers(i: Instruction, c: Computation, opcode: str, fused: bool) -> tuple[Shape, ...]:
     """The shapes whose bytes count: an all-gather's result, the operands of all others."""
     if opcode == "all-gather":
         return (i.shape.parts[1] if i.opcode.endswith("-start") else i.shape,)
-    operands = tuple(c.by_name[name].shape for name in i.operands if name in c.by_name)
+    sent = [c.by_name[name] for name in i.operands if name in c.by_name]
+    operands = tuple((_unfilled(operand, c) if fused else operand).shape for operand in sent)
     if opcode == "ragged-all-to-all":
         return (max(operands[:2], key=lambda s: s.nbytes),)
     return operands
+
+
+def _unfilled(operand: Instruction, c: Computation) -> Instruction:
+    """What a fused TPU reduce-scatter was given: it sends it with its tiles filled up, for pieces of whole tiles."""
+    i = operand
+    while i.opcode in ("pad", "bitcast") and i.operands and i.operands[0] in c.by_name:
+        i = c.by_name[i.operands[0]]
+    return i if i.opcode == "parameter" else operand
 
 
 def _is_scattered(i: Instruction, c: Computation) -> bool:

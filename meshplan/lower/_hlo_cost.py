@@ -85,6 +85,9 @@ def flops_by_dtype(text: str | Module) -> dict[str, float]:
             return [(_array(i.operands[0], c).dtype, _dot_flops(i, c, "lhs_contracting_dims"))]
         if i.opcode == "convolution" or (i.opcode == "custom-call" and "__cudnn$conv" in i.attributes):
             return [(_array(i.operands[0], c).dtype, _convolution_flops(i, c))]
+        if i.opcode == "custom-call" and "ragged_dot_tiling=" in i.attributes:  # the TPU's kernel: ..., rows, groups
+            rows = _array(i.operands[-2], c)
+            return [(rows.dtype, 2.0 * next(i.shape.arrays()).size * rows.dims[-1])]
         if i.opcode == "custom-call" and _LIBRARY_PRODUCT.search(i.attributes):
             return [(_array(i.operands[0], c).dtype, _dot_flops(i, c, "lhs_contracting_dimensions"))]
         return []

@@ -15,7 +15,7 @@ from typing import Any
 
 from meshplan.core import Axes, MeshShape, Spec
 from meshplan.cost import runs_on_shards
-from meshplan.lower._local_forms import FORMS, Bind, itself
+from meshplan.lower._local_forms import FORMS, Bind, itself, the_users
 from meshplan.program import Op
 from meshplan.rules import Dims, OpRule
 
@@ -32,6 +32,11 @@ class Local:
     run: Callable[[Sequence[Any], Bind], Sequence[Any]]
 
 
+def needs_shards(op: Op) -> bool:
+    """Whether XLA would gather what the operation reads: some primitives, and kernels that the user gave a rule for."""
+    return runs_on_shards(op.view) or op.rule.on_shards is not None or (op.primitive == "ffi_call" and op.ruled)
+
+
 def local_form(
     op: Op, operands: Sequence[Spec | None], results: Sequence[Spec | None], mesh: MeshShape
 ) -> Local | None:
@@ -39,7 +44,7 @@ def local_form(
 
     None where XLA does as well by itself, where nothing is split, or a split is not one of the rule's factors.
     """
-    if not runs_on_shards(op.view):
+    if not needs_shards(op):
         return None
     axes = _factor_axes(op.rule, operands, results, mesh)
     if axes is None or not any(axes.values()):
@@ -48,10 +53,11 @@ def local_form(
     if any(op.rule.combine.get(f, "sum") != "sum" for f in partial):
         return None
     unreduced = tuple(a for f in partial for a in axes[f])
+    form = the_users if op.rule.on_shards else FORMS.get(op.primitive, itself)
     return Local(
         operands=tuple(_spec(dims, axes) for dims in op.rule.operands),
         results=tuple(_spec(dims, axes, unreduced) for dims in op.rule.results),
-        run=functools.partial(FORMS.get(op.primitive, itself), op, {f: a for f, a in axes.items() if a}, mesh),
+        run=functools.partial(form, op, {f: a for f, a in axes.items() if a}, mesh),
     )
 
 

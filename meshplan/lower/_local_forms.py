@@ -23,6 +23,21 @@ def itself(op: Op, split: Split, mesh: MeshShape, parts: Sequence[Any], bind: Bi
     return bind(parts, {})
 
 
+def the_users(op: Op, split: Split, mesh: MeshShape, parts: Sequence[Any], bind: Bind) -> Sequence[Any]:
+    """A shard's part is what the user's function makes of its operands."""
+    assert op.rule.on_shards is not None
+    return jax.tree.leaves(op.rule.on_shards(*parts))
+
+
+def ffi_call(op: Op, split: Split, mesh: MeshShape, parts: Sequence[Any], bind: Bind) -> Sequence[Any]:
+    """The same call, told of a shard's results."""
+    avals = []
+    for dims, aval in zip(op.rule.results, op.view.params["result_avals"], strict=True):
+        parted = (math.prod(mesh.size(split.get(f, ())) for f in entry) for entry in dims)
+        avals.append(aval.update(shape=tuple(n // p for n, p in zip(aval.shape, parted, strict=True))))
+    return bind(parts, {"result_avals": tuple(avals)})
+
+
 def convolution(op: Op, split: Split, mesh: MeshShape, parts: Sequence[Any], bind: Bind) -> Sequence[Any]:
     """Split groups: a shard has fewer of them."""
     numbers = op.view.params["dimension_numbers"]
@@ -104,7 +119,7 @@ def _index(axes: Axes, like: Any) -> Any:
 
 
 FORMS: Mapping[str, Form] = MappingProxyType({
-    "conv_general_dilated": convolution, "ragged_dot_general": ragged_dot,
+    "conv_general_dilated": convolution, "ffi_call": ffi_call, "ragged_dot_general": ragged_dot,
     "scatter": scatter_one,
     **{f"scatter{dash}{n}": scatter_one for dash in "-_" for n in ("add", "sub", "mul", "min", "max")},
 })  # fmt: skip

@@ -9,10 +9,10 @@ import jax
 from jax.sharding import NamedSharding
 
 from meshplan.core import ArgumentError, Spec
-from meshplan.cost import runs_on_shards
 from meshplan.lower._constrain import Constraints, constrained
-from meshplan.lower._local import local_form
-from meshplan.plan import OpPlan, PlanData
+from meshplan.lower._fills import mixed_fills
+from meshplan.lower._local import local_form, needs_shards
+from meshplan.plan import OpPlan, PlanData, made_specs
 from meshplan.program import Call, Op, Program
 
 
@@ -26,21 +26,18 @@ def constraints_of(data: PlanData, program: Program) -> Constraints:
                 results[key, r] = path
         for k, path in planned.uses:
             uses[key, k] = path
-    made, by_op = made_specs(data, program), {planned.index: planned for planned in data.ops}
+    made, by_op = made_specs(data.arguments, data.ops, program), {planned.index: planned for planned in data.ops}
     for op in program.ops:
         planned = by_op.get(op.index, OpPlan(index=op.index))
-        if runs_on_shards(op.view) and (form := local_form(op, *read_and_left(op, planned, made), data.mesh)):
+        if needs_shards(op) and (form := local_form(op, *read_and_left(op, planned, made), data.mesh)):
             local[op.key] = form
-    return Constraints(results, uses, local)
-
-
-def made_specs(data: PlanData, program: Program) -> dict[int, Spec]:
-    """The spec that each value is in where it was made, as far as the plan states one."""
-    found = {leaf.value: a.spec for leaf, a in zip(program.args, data.arguments, strict=True) if leaf.value is not None}
-    for planned in data.ops:
-        results = program.ops[planned.index].results
-        found |= {v: path[-1] for v, path in zip(results, planned.results, strict=True) if path}
-    return found
+    fills = {}
+    for f in mixed_fills(program, results):
+        if f.op.primitive == "broadcast_in_dim":
+            results[f.op.key, 0] = f.path[:-1] + results[f.op.key, 0]
+        else:
+            fills[f.op.key, f.operand] = f.path
+    return Constraints(results, uses, local, fills)
 
 
 def read_and_left(op: Op, planned: OpPlan, made: Mapping[int, Spec]) -> tuple[list[Spec | None], list[Spec | None]]:

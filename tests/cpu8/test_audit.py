@@ -251,3 +251,20 @@ def test_a_mesh_of_other_size_than_the_machine_is_not_priced(make_mesh: MakeMesh
     assert audit.seconds is None
     assert audit.notes == ("collectives not priced: the mesh data=4 is not the 8 devices of cpu:8",)
     assert "not priced" in str(audit)
+
+
+@pytest.mark.parametrize(("padding", "stride"), [("SAME", 1), ("VALID", 1), ("SAME", 2)])
+def test_the_flops_of_a_compiled_convolution_are_its_taps(make_mesh: Callable[..., Mesh], padding: str, stride: int):
+    mesh = make_mesh(data=8)
+    x = jax.ShapeDtypeStruct((16, 12, 12, 8), jnp.float32, sharding=NamedSharding(mesh, P("data")))
+    w = jax.ShapeDtypeStruct((3, 3, 8, 16), jnp.float32, sharding=NamedSharding(mesh, P()))
+
+    def conv(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax.lax.conv_general_dilated(
+            x, w, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    outs = jax.eval_shape(conv, x, w).shape[1]
+    low = (((outs - 1) * stride + 3 - 12) // 2) if padding == "SAME" else 0
+    taps = sum(0 <= o * stride + k - max(low, 0) < 12 for o in range(outs) for k in range(3))
+    assert audit_jitted(jax.jit(conv), x, w).flops == 2 * (16 // 8) * 16 * 8 * taps**2

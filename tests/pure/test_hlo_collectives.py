@@ -200,6 +200,16 @@ def test_a_fused_all_reduce_and_slice_is_the_tpus_reduce_scatter() -> None:
     assert scatter.source == "/home/user/train.py:97"
 
 
+def test_a_fused_reduce_scatter_counts_what_it_was_given_not_the_filling_of_its_tiles() -> None:
+    given = "%all-reduce.4 = (bf16[1024,1024]{1,0:T(8,128)(2,1)}) all-reduce(%input_0)"
+    filled = """%bitcast.1 = bf16[131072,8]{1,0} bitcast(%input_0)
+  %pad.1 = bf16[131328,8]{1,0} pad(%bitcast.1, %zero), padding=0_256x0_0
+  %all-reduce.4 = (bf16[131328,8]{1,0}) all-reduce(%pad.1)"""
+    assert given in TPU_CHAIN
+    scatter = collectives(TPU_CHAIN.replace(given, filled), MESH)[-1]
+    assert (scatter.kind, scatter.nbytes) == ("reduce-scatter", 2**21)
+
+
 def test_an_all_reduce_that_is_kept_whole_stays_one() -> None:
     kept = TPU_CHAIN.replace("dynamic-slice(%get-tuple-element,", "dynamic-slice(%input_0,")
     assert collectives(kept)[-1].kind == "all-reduce"

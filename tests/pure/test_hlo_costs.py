@@ -88,6 +88,21 @@ def test_the_compilers_own_trip_count_wins() -> None:
     assert runs(known) == 11
 
 
+RAGGED = """HloModule jit_step, num_partitions=8
+
+ENTRY %main (rows: bf16[512,128], groups: bf16[8,128,256], sizes: s32[8]) -> bf16[512,256] {
+  %rows = bf16[512,128]{1,0} parameter(0)
+  %groups = bf16[8,128,256]{2,1,0} parameter(1)
+  %sizes = s32[8]{0} parameter(2)
+  ROOT %ragged-dot-none.1 = bf16[512,256]{1,0} custom-call(%sizes, %rows, %groups), custom_call_target="tpu_custom_call", frontend_attributes={mosaic_fusion_entry_point="true",ragged_dot_tiling="128,128,256"}, metadata={op_name="jit(step)/ragged_dot_general/ragged-dot-none"}
+}
+"""  # noqa: E501
+
+
+def test_the_tpus_kernel_of_a_ragged_dot_counts_each_row_with_one_group() -> None:
+    assert flops_by_dtype(RAGGED) == {"bf16": 2 * 512 * 128 * 256}
+
+
 def test_a_loop_of_no_runs_counts_nothing() -> None:
     assert find_collectives(loop(six=0)) == ()
 
@@ -135,6 +150,52 @@ def test_taps_are_those_that_meet_an_input_element(
     expected = sum(o * stride + k * spread - low in places for o in range(outputs) for k in range(kernel))
     window = {"pad": f"{low}_{high}", "stride": str(stride), "lhs_dilate": str(hole), "rhs_dilate": str(spread)}
     assert _taps(inputs, kernel, outputs, window) == expected
+
+
+def convolution(lhs: str, rhs: str, out: str, attributes: str) -> str:
+    return f"""HloModule jit_convolution
+
+ENTRY %main (a: {lhs}, b: {rhs}) -> {out} {{
+  %a = {lhs} parameter(0)
+  %b = {rhs} parameter(1)
+  ROOT %c = {out} convolution(%a, %b), {attributes}
+}}
+"""
+
+
+SAME, IMAGES = "window={size=3x3 pad=1_1x1_1}", "dim_labels=b01f_01io->b01f"
+TRANSPOSED = "window={size=3x3 pad=1_2x1_2 lhs_dilate=2x2}"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # 3 taps of a row of 8 with a border of 1: 8 + 7 + 7 meet a pixel
+        (convolution("f32[2,8,8,16]", "f32[3,3,16,32]", "f32[2,8,8,32]", f"{SAME}, {IMAGES}"), 2 * 2 * 32 * 16 * 22**2),
+        # of 4 groups each output sees 4 of the 16 channels
+        (
+            convolution("f32[2,8,8,16]", "f32[3,3,4,32]", "f32[2,8,8,32]", f"{SAME}, {IMAGES}, feature_group_count=4"),
+            2 * 2 * 32 * 4 * 22**2,
+        ),
+        # between two pixels there is an empty one: 8 outputs of 3 taps meet 4 pixels 4 + 3 + 4 times
+        (
+            convolution("bf16[2,4,4,16]", "bf16[3,3,16,8]", "bf16[2,8,8,8]", f"{TRANSPOSED}, {IMAGES}"),
+            2 * 2 * 8 * 16 * 11**2,
+        ),
+        # products written as convolutions (TPU): without a window, and batched over a dim of 8 that meets itself alone
+        (convolution("bf16[64,128]", "bf16[128,32]", "bf16[64,32]", "dim_labels=bf_io->bf"), 2 * 64 * 128 * 32),
+        (
+            convolution(
+                "bf16[8,64,128]", "bf16[8,128,32]", "bf16[8,64,32]",
+                "window={size=8 stride=7 pad=0_0 lhs_dilate=8}, dim_labels=0bf_0io->0bf",
+            ),
+            2 * 8 * 64 * 128 * 32,
+        ),
+    ],
+    ids=["padded", "grouped", "transposed", "product", "batched product"],
+)  # fmt: skip
+def test_convolutions_count_the_taps_that_meet_an_input_element(text: str, expected: int) -> None:
+    assert flops(text) == expected
 
 
 @pytest.mark.parametrize(
