@@ -26,6 +26,8 @@ if _TYPE_CHECKING:
     from meshplan.core import SpecError as SpecError
     from meshplan.core import TraceError as TraceError
     from meshplan.hints import Workload as Workload
+    from meshplan.hints import annotated as annotated
+    from meshplan.hints import arrays as arrays
     from meshplan.hints import dims as dims
     from meshplan.hints import params as params
     from meshplan.lower import Audit as Audit
@@ -41,7 +43,7 @@ _PUBLIC = {
     "_options": "Options",
     "core": "ArgumentError Collective CompileError MachineError MemoryLimitError MeshError MeshplanError PinError "
     "PlanFileError SpecError TraceError",
-    "hints": "Workload dims params",
+    "hints": "Workload annotated arrays dims params",
     "lower": "Audit Verification",
     "machine": "Machine",
     "rules": "OpRule OpView",

@@ -26,7 +26,8 @@ class Options:
         there too, and a note says how many it passed over.
     rules: factor rules for primitives that meshplan does not know, by name ("ffi_call:target" or
         "pallas_call:name" for one kernel): a function of an `OpView`, or text in JAX's notation
-        ("i j, j k -> i k").
+        ("i j, j k -> i k"). Of a `pallas_call`, whose grid is that of whole arrays, a pair of the rule and the function
+        that a shard calls with its parts of the operands: ("i j -> i j", kernel).
     """
 
     max_axes: int = 3

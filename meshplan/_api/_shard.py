@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from meshplan._api._plan import Plan
 from meshplan._api._planning import find_machine, plan
 from meshplan._options import Options
 from meshplan.core import ArgumentError, _jax
+from meshplan.hints import parted, split
 from meshplan.machine import Machine
 
 
@@ -22,7 +24,7 @@ class Sharded:
         functools.update_wrapper(self, step)
         self._step = step
         self._given = dict(given)
-        self._known: dict[Any, tuple[Plan, Any, Any]] = {}
+        self._known: dict[Any, tuple[Plan, Any, Any, Callable[[Any], Any]]] = {}
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for arguments of these shapes; arrays or ShapeDtypeStructs."""
@@ -30,7 +32,7 @@ class Sharded:
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As `jax.jit(...).lower`, of the planned function."""
-        return self._planned(args, kwargs)[1].lower(*args, **kwargs)
+        return self._planned(args, kwargs)[1].lower(*self._arrays(args), **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _jax.in_trace():
@@ -39,41 +41,53 @@ class Sharded:
                 f"'{name}' is decorated with mp.shard and was called inside a jax transformation (jit, grad, vmap). "
                 f"It compiles itself: call it from plain Python, or use the undecorated '{name}.__wrapped__' inside."
             )
-        found, fn, shardings = self._planned(args, kwargs)
+        found, fn, shardings, whole = self._planned(args, kwargs)
+        args = self._arrays(args)
         static = found._need_call().static_argnums
         placed = list(args)
         dynamic = [i for i in range(len(args)) if i not in static]
         for i, wanted in zip(dynamic, shardings, strict=True):
             placed[i] = jax.device_put(args[i], wanted)
-        return fn(*placed, **kwargs)
+        return whole(fn(*placed, **kwargs))
 
-    def _planned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Plan, Any, Any]:
+    def _planned(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Plan, Any, Any, Callable[[Any], Any]]:
+        """(plan, the compiled step of the arrays, their shardings, what completes its results)."""
         key = self._signature(args, kwargs)
         if key not in self._known:
-            shapes = [
-                a if i in self._static() else jax.tree.map(_shape, a) for i, a in enumerate(args)
-            ]
-            made = plan(self._step, *shapes, kwargs=kwargs, **self._given)
+            step, kept, whole = parted(self._step, args, self._static())
+            shapes = [a if i in self._static() else jax.tree.map(_shape, a) for i, a in enumerate(kept)]
+            made = plan(step, *shapes, kwargs=kwargs, **self._given)
             mesh = made.mesh()
             wanted = made.in_shardings(mesh)
-            self._known[key] = (made, made.jit(mesh), wanted[0] if kwargs else wanted)
+            self._known[key] = (made, made.jit(mesh), wanted[0] if kwargs else wanted, whole)
         return self._known[key]
+
+    def _arrays(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments with None in place of what is no array."""
+        return tuple(a if i in self._static() else split(a)[0] for i, a in enumerate(args))
 
     def _static(self) -> tuple[int, ...]:
         static = self._given.get("static_argnums", ())
         return (static,) if isinstance(static, int) else tuple(static)
 
     def _signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        dynamic = [a for i, a in enumerate(args) if i not in self._static()]
+        """Structure and shapes of the arrays, and the values of all else."""
+        halves = [split(a) for i, a in enumerate(args) if i not in self._static()]
+        dynamic, rest = [first for first, _ in halves], [second for _, second in halves]
         leaves, tree = jax.tree.flatten((dynamic, kwargs))
         fixed = tuple(args[i] for i in self._static() if i < len(args))
         shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in map(_shape, leaves))
-        return tree, shapes, fixed
+        others, held = jax.tree.flatten(rest)
+        return tree, shapes, fixed, held, tuple(others)
 
 
 def _shape(x: Any) -> Any:
+    """Shape, dtype and the sharding where it names axes: a pin, as in `meshplan.plan`."""
     if hasattr(x, "shape") and hasattr(x, "dtype"):
-        return jax.ShapeDtypeStruct(x.shape, x.dtype)
+        named = getattr(x, "sharding", None)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=named if isinstance(named, NamedSharding) else None)
     return jax.ShapeDtypeStruct(jax.numpy.shape(x), jax.dtypes.canonicalize_dtype(jax.numpy.result_type(x)))
 
 
@@ -91,8 +105,9 @@ def shard(
     """Shaped like `jax.jit`: a step that plans itself for this process's devices, or for `machine`.
 
     The first call with arguments of new shapes plans, moves the arguments where the plan stores them, and compiles;
-    later calls run. `donate_argnums` as in `jax.jit`, the first argument by default. Use bare (`@mp.shard`) or with
-    arguments (`@mp.shard(pins={...})`). Arguments as in `meshplan.plan`.
+    later calls run. Shardings over a mesh that the arguments of the first call have are pins; arguments of later calls
+    are moved. Modules of equinox come back whole. `donate_argnums` as in `jax.jit`, the first argument by default. Use
+    bare (`@mp.shard`) or with arguments (`@mp.shard(pins={...})`). Arguments as in `meshplan.plan`.
     """
     given = {
         "mesh": mesh, "pins": pins, "memory_limit": memory_limit, "donate_argnums": donate_argnums,

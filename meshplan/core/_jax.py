@@ -30,8 +30,11 @@ ClosedJaxpr = jex.ClosedJaxpr
 INLINE_CALLS = {
     "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr",
-    "custom_lin": "call_jaxpr",
+    "custom_lin": "call_jaxpr", "call": "call_jaxpr", "eval_jaxpr": "jaxpr", "composite": "jaxpr",
+    "xla_metadata_call": "jaxpr", "custom_vmap_call": "call", "linear_call": "callee", "custom_linear_solve": "jaxprs",
 }
+# of these the compiler would be told more than their bodies say
+TOLD_CALLS = frozenset({"composite", "xla_metadata_call"})
 REMAT_CALLS = frozenset({"remat2", "checkpoint", "remat"})
 
 
@@ -47,8 +50,24 @@ def call_body(eqn: Any) -> Any | None:
     name = eqn.primitive.name
     if name in INLINE_CALLS:
         params = eqn.params
-        return params.get(INLINE_CALLS[name]) or params.get("call_jaxpr") or params.get("jaxpr")
+        body = params.get(INLINE_CALLS[name]) or params.get("call_jaxpr") or params.get("jaxpr")
+        return body.solve if name == "custom_linear_solve" else body
     return None
+
+
+def call_operands(eqn: Any, operands: Sequence[Any]) -> list[Any]:
+    """Those of a call's operands that its body takes: of a `custom_linear_solve` the constants of its solve and `b`."""
+    if eqn.primitive.name != "custom_linear_solve":
+        return list(operands)
+    lengths = eqn.params["const_lengths"]
+    first = lengths.matvec + lengths.vecmat
+    return [*operands[first : first + lengths.solve], *operands[sum(lengths) :]]
+
+
+def told_name(eqn: Any) -> str:
+    """What a call tells the compiler besides its body: "composite 'name'", or the primitive's own name."""
+    name = eqn.params.get("name")
+    return f"{eqn.primitive.name} '{name}'" if isinstance(name, str) else eqn.primitive.name
 
 
 def is_remat(eqn: Any) -> bool:

@@ -33,3 +33,14 @@ def bind_on_shards(
         jax.lax.reduce(x, x.dtype.type(0), jax.lax.add, (0,)) if spec.unreduced else x
         for x, spec in zip(found, outs, strict=True)
     ]
+
+
+def bind_over(eqn: Any, args: Sequence[Any], mesh: Any) -> Sequence[Any]:
+    """A `shard_map` of the user's, bound again over the devices of `mesh`, whose axes and sizes are its own.
+
+    Its body was traced for its own abstract mesh, which also names the kind of device: that one stays where the mesh
+    has no devices (ahead of time).
+    """
+    own = getattr(eqn.params["mesh"], "abstract_mesh", eqn.params["mesh"])
+    same = getattr(mesh, "abstract_mesh", None) == own
+    return _jax.bind(eqn, args, {"mesh": mesh if same else own})

@@ -62,3 +62,13 @@ def alive_primitives() -> set[str]:
     import gc
 
     return {found.name for found in gc.get_objects() if isinstance(found, _core.Primitive)}
+
+
+def primitive_named(name: str) -> _core.Primitive | None:
+    """The primitive object of that name which a module of jax holds; None where there is none."""
+    import_all()
+    held = (
+        value for module_name, module in sorted(sys.modules.items()) if module_name.startswith("jax")
+        for value in list(vars(module).values()) if isinstance(value, _core.Primitive) and value.name == name
+    )
+    return next(held, None)

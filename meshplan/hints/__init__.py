@@ -4,6 +4,8 @@ from meshplan.hints._annotate import annotated as annotated
 from meshplan.hints._annotate import axis_mapping as axis_mapping
 from meshplan.hints._arrays import arrays as arrays
 from meshplan.hints._arrays import arrays_only as arrays_only
+from meshplan.hints._arrays import parted as parted
+from meshplan.hints._arrays import split as split
 from meshplan.hints._decorators import TAG_PREFIX as TAG_PREFIX
 from meshplan.hints._decorators import dims as dims
 from meshplan.hints._decorators import params as params

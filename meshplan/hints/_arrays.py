@@ -14,7 +14,7 @@ from meshplan.hints.adapters import is_setting
 
 def arrays(tree: Any) -> Any:
     """`tree` with None in place of whatever jit cannot take: `eqx.filter(tree, eqx.is_array)` for equinox modules."""
-    return _split(tree)[0]
+    return split(tree)[0]
 
 
 def arrays_only(
@@ -24,21 +24,36 @@ def arrays_only(
 
     What is no array is fixed at what it is now; in the results it is None (`eqx.combine` puts it back).
     """
-    halves = {i: _split(a) for i, a in enumerate(args) if i not in static}
+    step, args, _ = parted(step, args, static)
+    return step, args
+
+
+def parted(
+    step: Callable[..., Any], args: Sequence[Any], static: Sequence[int] = ()
+) -> tuple[Callable[..., Any], tuple[Any, ...], Callable[[Any], Any]]:
+    """As `arrays_only`, and a function that puts back into a result what is no array, as it was when the step ran
+    last."""
+    halves = {i: split(a) for i, a in enumerate(args) if i not in static}
     if not any(jax.tree.leaves(rest) for _, rest in halves.values()):
-        return step, tuple(args)
+        return step, tuple(args), lambda result: result
+    left: list[Any] = []
 
     @functools.wraps(step)
     def of_arrays(*given: Any, **kwargs: Any) -> Any:
         whole = [_joined(a, halves[i][1]) if i in halves else a for i, a in enumerate(given)]
-        return arrays(step(*whole, **kwargs))
+        first, rest = split(step(*whole, **kwargs))
+        left[:] = [rest]
+        return first
 
-    return of_arrays, tuple(halves[i][0] if i in halves else a for i, a in enumerate(args))
+    kept = tuple(halves[i][0] if i in halves else a for i, a in enumerate(args))
+    return of_arrays, kept, lambda result: _joined(result, left[0])
 
 
-def _split(tree: Any) -> tuple[Any, Any]:
+def split(tree: Any) -> tuple[Any, Any]:
     """(arrays, all else), both of the tree's structure with None for the other half."""
     leaves, structure = jax.tree.flatten(tree)
+    if all(hasattr(x, "shape") and hasattr(x, "dtype") for x in leaves):  # of most trees; the walk takes time
+        return tree, jax.tree.unflatten(structure, [None] * len(leaves))
     views = list(walk(tree))
     kept = [_is_array(view.leaf) and not is_setting(view.leaf, view.owners) for view in views]
     first = [x if keep else None for x, keep in zip(leaves, kept, strict=True)]

@@ -17,7 +17,7 @@ class Pin:
 
     `where` says in errors and reports which words of the user's it is; `mesh` is the mesh that they were
     written for, where they name one. `any_order`: axes of one dim may go in the mesh's order instead.
-    `advice` ends an error about it.
+    `advice` ends an error about it. `exact`: it holds over its own mesh alone.
     """
 
     dims: tuple[Axes | None, ...]
@@ -25,6 +25,7 @@ class Pin:
     mesh: MeshShape | None = None
     any_order: bool = False
     advice: str = ""
+    exact: bool = False
 
     @property
     def axes(self) -> Axes:

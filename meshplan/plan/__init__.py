@@ -23,6 +23,7 @@ from meshplan.plan._explain import in_words as in_words
 from meshplan.plan._explain import share_of_limit as share_of_limit
 from meshplan.plan._extract import Extractor as Extractor
 from meshplan.plan._extract import fingerprint as fingerprint
+from meshplan.plan._extract import made_specs as made_specs
 from meshplan.plan._group import Family as Family
 from meshplan.plan._group import PathGroup as PathGroup
 from meshplan.plan._group import families as families

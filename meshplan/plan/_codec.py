@@ -73,7 +73,7 @@ def to_bytes(data: PlanData) -> bytes:
     plain |= {name: to_figure(getattr(data, name)) for name in FIGURES}
     file = PlanFile(
         kind=KIND, format=FORMAT, mesh=data.mesh.axes, donated=tuple(map(int, data.donated)), pins=data.pins,
-        rules=data.rules, notes=data.notes,
+        stated=data.stated, rules=data.rules, notes=data.notes,
         candidates=tuple(
             CandidateRow(c.mesh.axes, to_figure(c.step_seconds), to_figure(c.peak_bytes), bool(c.feasible))
             for c in data.candidates

@@ -65,7 +65,11 @@ class HeldBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanData:
-    """All that a plan says. Seconds and bytes are predicted, per device and step."""
+    """All that a plan says. Seconds and bytes are predicted, per device and step.
+
+    `pins` are patterns of the user's with their specs, `stated` the specs that the step itself states of values inside
+    (constraints, `shard_map`), by the line where it does.
+    """
 
     step: str
     fingerprint: str
@@ -90,6 +94,7 @@ class PlanData:
     template: str = ""
     workload: str = ""
     donated: tuple[int, ...] = field(default=())
+    stated: tuple[tuple[str, str], ...] = ()
 
     @property
     def step_seconds(self) -> float:

@@ -171,6 +171,6 @@ class _Reader:
                 )
                 for c in file.candidates
             ),
-            pins=file.pins, rules=file.rules, notes=file.notes, donated=file.donated,
+            pins=file.pins, stated=file.stated, rules=file.rules, notes=file.notes, donated=file.donated,
             **plain,
         )

@@ -94,6 +94,7 @@ def _setting(a: PlanData, b: PlanData) -> tuple[Change, ...]:
         Change("memory limit", format_bytes(a.memory_limit), format_bytes(b.memory_limit)),
         Change("donated", str(a.donated), str(b.donated)),
     ]
+    rows += _by_name("stated", a.stated, b.stated)
     rows += _by_name("pin", a.pins, b.pins) + _by_name("rule", _joined(a.rules), _joined(b.rules))
     rows += [Change("note", ABSENT, n) for n in b.notes if n not in a.notes]
     rows += [Change("note", n, ABSENT) for n in a.notes if n not in b.notes]

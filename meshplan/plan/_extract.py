@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from meshplan.core import Spec
 from meshplan.cost import Chosen, Step
@@ -68,9 +68,11 @@ class Extractor:
         dims = node.group.results[value] if node.group is not None else node.values.get(value)
         if dims is None:
             return ()
-        reduction = node.partial.get(value)
+        leaving = node.leaving.get(value, value)
+        reduction = node.partial.get(leaving)
         spec = self.chosen.spec(index, dims, reduction.factors if reduction else ())
-        if spec.unreduced and self.is_mixed(value, spec):
+        left = spec if leaving == value else self.chosen.spec(index, node.values[leaving])
+        if spec.unreduced and self.is_mixed(leaving, left):
             return ()
         return (spec.reduced(),)
 
@@ -122,6 +124,15 @@ class Extractor:
             edge = next(e for e in self.graph.edges if e.target == node)
             return self.chosen.target_spec(edge)
         return Spec.replicated(len(leaf.aval.shape))
+
+
+def made_specs(arguments: Sequence[ArrayPlan], ops: Sequence[OpPlan], program: Program) -> dict[int, Spec]:
+    """The spec that each value is in where it was made, as far as the plan states one."""
+    found = {leaf.value: a.spec for leaf, a in zip(program.args, arguments, strict=True) if leaf.value is not None}
+    for planned in ops:
+        results = program.ops[planned.index].results
+        found |= {v: path[-1] for v, path in zip(results, planned.results, strict=True) if path}
+    return found
 
 
 def settled(source: Spec, steps: tuple[Step, ...]) -> list[Spec]:

@@ -101,6 +101,7 @@ class PlanFile:
     results: tuple[ArrayRow, ...]
     collectives: tuple[CollectiveRow, ...]
     ops: tuple[OpRow, ...]
+    stated: tuple[tuple[str, str], ...] = ()
 
 
 ROWS: dict[str, tuple[str, ...]] = {
@@ -111,7 +112,7 @@ FIGURES = (
     "flops", "compute_seconds", "communication_seconds", "argument_bytes", "peak_bytes", "memory_limit", "gap",
 )
 TEXTS = ("step", "workload", "template", "fingerprint", "machine")
-LINES = (*ROWS, "specs", "paths", "texts", "notes")
+LINES = (*ROWS, "specs", "paths", "texts", "notes", "stated")
 
 
 def to_figure(x: float) -> Figure:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from meshplan.core import Axes
+from meshplan.plan._advice import gathered_again_notes, micro_batch_notes
 from meshplan.plan._collide import collision_notes
 from meshplan.plan._data import Candidate, HeldBytes, PlanData
-from meshplan.plan._extract import Extractor, fingerprint
+from meshplan.plan._extract import Extractor, fingerprint, made_specs
+from meshplan.plan._pins import stated_pins
 from meshplan.plan._search import Found, Search
 from meshplan.rules import Dims
 from meshplan.strategy import DimClasses
@@ -22,10 +24,13 @@ def plan_data(
     """Everything the plan says, as plain data."""
     extractor = Extractor(found.chosen)
     prediction, program = found.prediction, search.program
+    arguments = extractor.arguments(argument_dims(search), frozenset(search.pins.arguments))
+    ops = extractor.operations()
+    made = made_specs(arguments, ops, program)
+    offers = [f for notes in (micro_batch_notes, gathered_again_notes) for f in notes(program, found.mesh, ops, made)]
     return PlanData(
         step=step, fingerprint=fingerprint(program), machine=search.machine.name, mesh=found.mesh,
-        arguments=extractor.arguments(argument_dims(search), frozenset(search.pins.arguments)),
-        results=extractor.results(), ops=extractor.operations(), collectives=prediction.collectives,
+        arguments=arguments, results=extractor.results(), ops=ops, collectives=prediction.collectives,
         flops=prediction.flops, compute_seconds=prediction.compute_seconds,
         communication_seconds=prediction.communication_seconds,
         argument_bytes=prediction.argument_bytes, peak_bytes=prediction.peak_bytes,
@@ -38,8 +43,9 @@ def plan_data(
             )
             for f in tried
         ),
-        pins=tuple(pins.items()), notes=(*program.notes, *search.pins.notes, *collision_notes(search, found)),
+        pins=tuple(pins.items()), notes=(*program.notes, *search.pins.notes, *collision_notes(search, found), *offers),
         rules=logical_rules(search, found), template=template, workload=workload, donated=donated,
+        stated=tuple(stated_pins(search.pins).items()),
     )
 
 

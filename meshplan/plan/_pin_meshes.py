@@ -44,7 +44,10 @@ def own_meshes(pins: Pins, devices: int, machine: str) -> list[MeshShape]:
 
     Raises `MeshError` where they have another number of devices.
     """
-    written = {pin.mesh: pin.where for pin in pins if pin.mesh is not None and pin.axes}
+    written: dict[MeshShape, str] = {}
+    for pin in pins:
+        if pin.mesh is not None and (pin.axes or pin.exact):
+            written.setdefault(pin.mesh, pin.where)
     found = [m for m in written if m.devices == devices]
     if written and not found:
         mesh, where = next(iter(written.items()))

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.core import MeshShape, PinError, Spec, SpecError, check_entries, check_spec, nearest
+from meshplan.core import MeshError, MeshShape, PinError, Spec, SpecError, check_entries, check_spec, nearest
 from meshplan.hints import Pin, Resolved, Row, find, pin_of
-from meshplan.program import Leaf, Program
-from meshplan.rules import Aval, Dims
+from meshplan.program import Leaf, Op, Program
+from meshplan.rules import Aval, Dims, fixed_specs, mesh_of
 from meshplan.strategy import Choices, Graph, enumerate_choices, value_dims
 
 Alternatives = tuple[Pin, ...]  # any one of them may hold
@@ -39,8 +39,8 @@ class Shared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pins:
-    """All pins of a program: by argument leaf, by value, by result leaf. `notes` say how tables were read, `shared`
-    where rows of one collide.
+    """All pins of a program: by argument leaf, by value, by result leaf; by operation those of its operands and of its
+    results (`shard_map`). `notes` say how tables were read, `shared` where rows of one collide.
 
     `at[node]`: the places of the graph that they come to (`bind`).
     """
@@ -48,6 +48,7 @@ class Pins:
     arguments: Mapping[int, Alternatives] = field(default_factory=dict)
     values: Mapping[int, Alternatives] = field(default_factory=dict)
     results: Mapping[int, Alternatives] = field(default_factory=dict)
+    operations: Mapping[int, tuple[Alternatives, Alternatives]] = field(default_factory=dict)
     at: Mapping[int, tuple[Place, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     shared: tuple[Shared, ...] = ()
@@ -56,6 +57,8 @@ class Pins:
         for found in (self.arguments, self.values, self.results):
             for pins in found.values():
                 yield from pins
+        for operands, results in self.operations.values():
+            yield from (*operands, *results)
 
     def bind(self, graph: Graph) -> Pins:
         """With the nodes of the graph at which they hold."""
@@ -72,6 +75,16 @@ class Pins:
         for v, pins in self.values.items():
             if v in graph.owner:
                 add(graph.owner[v], value_dims(graph, graph.owner[v], v), program.values[v].aval, pins)
+        for o, (operands, results) in self.operations.items():
+            op, node = program.ops[o], graph.node_of_op.get(o)
+            group = graph.nodes[node].group if node is not None else None
+            if node is None or group is None:
+                continue
+            for k, pin in enumerate(operands):
+                if (o, k) in group.operands:
+                    add(node, group.operands[o, k], op.view.operands[k], (pin,))
+            for v, pin in zip(op.results, results, strict=True):
+                add(node, group.results[v], program.values[v].aval, (pin,))
         for e in graph.edges:
             for j, pins in self.results.items():
                 if graph.result_nodes.get(j) == e.target:
@@ -131,7 +144,38 @@ def with_stated(pins: Pins, program: Program) -> Pins:
             alike = (tuple(p.dims[d] if d is not None else () for d in followed.dims) for p in theirs)
             where = f"'{leaf.path}' (as '{program.args[followed.parameter].path}')"
             results.setdefault(j, tuple(replace(p, dims=d, where=where) for p, d in zip(theirs, alike, strict=True)))
-    return replace(pins, arguments=arguments, values=values, results=results)
+    operations = {op.index: fixed for op in program.ops if (fixed := _fixed(op)) is not None}
+    return replace(pins, arguments=arguments, values=values, results=results, operations=operations)
+
+
+def _fixed(op: Op) -> tuple[Alternatives, Alternatives] | None:
+    """What a `shard_map` says of its operands and of its results; it holds over its own mesh alone."""
+    fixed = fixed_specs(op.view)
+    if fixed is None:
+        return None
+    mesh = mesh_of(op.view)
+    split = {a for a in mesh.names if mesh.size(a) > 1}
+
+    def pins(side: str, specs: Sequence[Sequence[Sequence[str]]]) -> Alternatives:
+        return tuple(
+            Pin(
+                dims=tuple(tuple(a for a in axes if a in split) for axes in spec), mesh=mesh, exact=True,
+                where=f"{side} {i} of the shard_map at {op.source or 'an unknown line'}",
+            )
+            for i, spec in enumerate(specs)
+        )
+
+    return pins("operand", fixed.operands), pins("result", fixed.results)
+
+
+def stated_pins(pins: Pins) -> dict[str, str]:
+    """What is fixed of values inside the step: where it is written -> the spec; several of one place one after another.
+    """
+    found: dict[str, dict[str, None]] = {}
+    every = (*pins.values.values(), *((pin,) for sides in pins.operations.values() for side in sides for pin in side))
+    for choices in every:
+        found.setdefault(choices[0].where, {})[" or ".join(map(str, choices))] = None
+    return {where: "; ".join(texts) for where, texts in found.items()}
 
 
 def _made_anew(program: Program) -> set[int]:
@@ -151,6 +195,12 @@ def _made_anew(program: Program) -> set[int]:
 
 def check_pins(pins: Pins, mesh: MeshShape) -> None:
     """Raise `SpecError` for a pin that the mesh cannot keep: unknown axis, indivisible dim, one axis on two dims."""
+    for pin in pins:
+        if pin.exact and pin.mesh != mesh:
+            raise MeshError(
+                f"{pin.where} is for mesh {pin.mesh}, the plan's is {mesh}; a shard_map runs over its own mesh alone. "
+                f"Plan with mesh={pin.mesh.to_dict() if pin.mesh else {}}, or write it for {mesh}."
+            )
     for places in pins.at.values():
         for place in places:
             possible(place, mesh)
@@ -179,7 +229,7 @@ def pinned_meshes(pins: Pins, graph: Graph, meshes: Sequence[MeshShape]) -> list
     for mesh in meshes:
         try:
             check_pins(pins, mesh)
-        except SpecError as error:
+        except (SpecError, MeshError) as error:
             refused.append(error)
             continue
         lost = _not_stored(pins, graph, mesh)

@@ -32,6 +32,7 @@ class Walker:
         self.pins: dict[int, Pin] = {}
         self.states_shardings = False
         self.ignored_constraints = 0  # `with_sharding_constraint` of the user's: the plan's specs take their place
+        self.opened: dict[str, int] = {}  # calls whose name or metadata the compiler will not see, by their names
         self.scopes = 0
         self._avals: dict[Any, Aval] = {}
         self._views: dict[Any, tuple[OpView, OpRule, bool]] = {}
@@ -128,7 +129,10 @@ class Walker:
             scope = self.scopes
         if body is not None:
             inner, consts = _jax.open_jaxpr(body)
-            return self.walk(inner, consts, atoms, key, region, scope)
+            if eqn.primitive.name in _jax.TOLD_CALLS:
+                name = _jax.told_name(eqn)
+                self.opened[name] = self.opened.get(name, 0) + 1
+            return self.walk(inner, consts, _jax.call_operands(eqn, atoms), key, region, scope)
         opener = {"scan": self.scan, "while": self.while_loop, "cond": self.cond}.get(eqn.primitive.name)
         if opener is not None:
             return opener(eqn, atoms, key, region, scope)

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from meshplan.core import TraceError
+from meshplan.core import SpecError, TraceError
 from meshplan.hints import (
     Followed,
     Pin,
@@ -22,7 +22,18 @@ from meshplan.hints import (
 )
 from meshplan.program._flatten import RuleFor, Walker
 from meshplan.program._program import CARRY, CROSSINGS, SLICE, Leaf, Program
-from meshplan.rules import Aval, OpRule, OpView, RuleFn, rule_for, rule_names, whole_reason, whole_rule
+from meshplan.rules import (
+    Aval,
+    OpRule,
+    OpView,
+    UserRule,
+    fixed_rule,
+    fixed_specs,
+    rule_for,
+    rule_names,
+    whole_reason,
+    whole_rule,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,19 +84,29 @@ def crossing_rule(view: OpView) -> OpRule:
     return OpRule(tuple(sizes), (inner,) * copies, (inner,))
 
 
-def make_rule_for(extra: Mapping[str, RuleFn | str]) -> RuleFor:
+def make_rule_for(extra: Mapping[str, UserRule]) -> RuleFor:
     """Finds an operation's rule, and whether there is one: the user's `extra` first; without any, all stays whole."""
     def find(view: OpView) -> tuple[OpRule, bool]:
         if view.primitive in CROSSINGS:
             return crossing_rule(view), True
+        fixed = fixed_specs(view)
+        if fixed is not None:
+            return fixed_rule(fixed), True
         rule = rule_for(view, extra)
+        if rule is not None and rule.sizes and view.primitive == "pallas_call" and rule.on_shards is None:
+            name = rule_names(view)[0]
+            raise SpecError(
+                f"rule of '{name}': the grid of a pallas_call is that of whole arrays, so that no shard can run it as "
+                "it is. Give the function too that makes the call for a shard's operands: "
+                f"rules={{'{name}': (rule, function)}}."
+            )
         return (rule, True) if rule is not None else (whole_rule(view, whole_reason(view.primitive)), False)
 
     return find
 
 
 def trace(
-    call: Call, *, rules: Mapping[str, RuleFn | str] | None = None, follow: bool = True, cut_names: bool = False
+    call: Call, *, rules: Mapping[str, UserRule] | None = None, follow: bool = True, cut_names: bool = False
 ) -> Program:
     """The program of `call.step` on the shapes of its arguments.
 
@@ -231,6 +252,17 @@ def _notes(walker: Walker) -> tuple[str, ...]:
         f"Give one with Options(rules={{'{name}': ...}})"
         for name, size in sorted(unruled.items())
     ]
+    notes += dict.fromkeys(
+        f"{op.primitive} at {op.source or 'an unknown line'}: {op.rule.refused}" for op in walker.ops if op.rule.refused
+    )
+    notes += [
+        f"{name} is opened ({count} times): the compiler sees its operations, not what it was told by that name"
+        for name, count in sorted(walker.opened.items())
+    ]
+    notes += dict.fromkeys(
+        f"shard_map at {op.source or 'an unknown line'} runs as it is written: what it computes and sends inside is "
+        "not priced" for op in walker.ops if op.rule.opaque
+    )
     loops = [r for r in walker.regions if r.kind == "while" and not r.known_trips]
     if loops:
         notes.append(f"{len(loops)} while loop(s) with an unknown number of trips are priced as one trip")

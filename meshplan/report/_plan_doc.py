@@ -258,7 +258,8 @@ def _candidates(data: PlanData) -> list[Part]:
 
 
 def _pins(data: PlanData) -> list[Part]:
-    return [Table(columns("`pin", "`spec"), tuple(cells(*pin) for pin in data.pins))] if data.pins else []
+    pins = (*data.pins, *data.stated)
+    return [Table(columns("`pin", "`spec"), tuple(cells(*pin) for pin in pins))] if pins else []
 
 
 def _rules(data: PlanData) -> list[Part]:

@@ -7,7 +7,9 @@ from meshplan.rules._coverage import coverage as coverage
 from meshplan.rules._coverage import whole_reason as whole_reason
 from meshplan.rules._elementwise import JOINTLY_LINEAR as JOINTLY_LINEAR
 from meshplan.rules._elementwise import whole_rule as whole_rule
+from meshplan.rules._kernels import fixed_rule as fixed_rule
 from meshplan.rules._kernels import fixed_specs as fixed_specs
+from meshplan.rules._kernels import mesh_of as mesh_of
 from meshplan.rules._kernels import rule_names as rule_names
 from meshplan.rules._notation import Notation as Notation
 from meshplan.rules._notation import parse_rule as parse_rule
@@ -23,4 +25,5 @@ from meshplan.rules._rule import OpView as OpView
 from meshplan.rules._rule import RuleFn as RuleFn
 from meshplan.rules._rule import with_halos as with_halos
 from meshplan.rules._table import TABLE as TABLE
+from meshplan.rules._table import UserRule as UserRule
 from meshplan.rules._table import rule_for as rule_for

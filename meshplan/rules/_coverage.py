@@ -67,9 +67,8 @@ _WHOLE = MappingProxyType({
     ),
     **dict.fromkeys(("pure_callback", "io_callback", "buffer_callback"), _HOST),
     **dict.fromkeys(
-        "call_exported call_hi_primitive call_hi_primitive_linearized compute_on fused_call xla_metadata_call "
-        "composite custom_vmap_call linear_call custom_linear_solve eval_jaxpr call stage custom_jvp_call_jaxpr "
-        "remat_opt".split(), _BODY,
+        "call_exported call_hi_primitive call_hi_primitive_linearized compute_on fused_call stage "
+        "custom_jvp_call_jaxpr remat_opt".split(), _BODY,
     ),
     **dict.fromkeys(
         "bcoo_dot_general bcoo_dot_general_sampled bcoo_extract bcoo_fromdense bcoo_sort_indices bcoo_spdot_general "

@@ -168,16 +168,18 @@ def dynamic_update_slice(view: OpView) -> OpRule:
     kept: list[Entry] = [()] * len(operand)
     moved: list[Entry] = [()] * len(operand)
     reasons: list[str] = []
+    refused: list[str] = []
     for d, (n, m) in enumerate(zip(operand, update, strict=True)):
         if n == m:
             kept[d] = moved[d] = builder.new(n)
         elif m == 1 and _start_is_inside(view, d):
             kept[d] = builder.new(n)
         elif m == 1:
-            reasons.append(_UNBOUNDED.format(d=d, last=n - 1))
+            refused.append(_UNBOUNDED.format(d=d, last=n - 1))
         else:
             reasons.append(f"the {m} rows written into dim {d} may lie in two shards")
-    return builder.rule([kept, moved, *scalars(view, 2)], [kept], linear=(0, 1), whole="; ".join(reasons))
+    return builder.rule([kept, moved, *scalars(view, 2)], [kept], linear=(0, 1), whole="; ".join(refused + reasons),
+                        refused="; ".join(refused))  # fmt: skip
 
 
 _SCATTERS: dict[str, RuleFn] = {

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from meshplan.core import MeshShape
 from meshplan.rules._notation import Notation, parse_rule
-from meshplan.rules._rule import Fixed, OpRule, OpView, RuleFn
+from meshplan.rules._rule import Dims, Fixed, OpRule, OpView, RuleFn
 
 _ELLIPSIS = "\u2026"  # JAX's own mark for leading dims
 
@@ -62,9 +63,9 @@ def _dim(mapping: Any) -> tuple[str, ...]:
 
 
 def fixed_specs(view: OpView) -> Fixed | None:
-    """The specs that a `shard_map` demands, and the axes of the mesh it was written for; None for other operations.
+    """The specs that a `shard_map` demands, and the axes of its mesh that it takes over; None for other operations.
 
-    Its inside is not read. Under a mesh without these axes at these sizes it runs whole.
+    Its inside is not read. It runs over its own mesh alone: `mesh_of`.
     """
     if view.primitive != "shard_map":
         return None
@@ -75,6 +76,25 @@ def fixed_specs(view: OpView) -> Fixed | None:
     for specs, avals in ((view.params["in_specs"], view.operands), (view.params["out_specs"], view.results)):
         sides.append(tuple(_axes_of(spec, len(a.shape)) for spec, a in zip(specs, avals, strict=True)))
     return Fixed(axes, sides[0], sides[1])
+
+
+def fixed_rule(fixed: Fixed) -> OpRule:
+    """A factor per mesh axis: it is in the dims that the axis splits, and to be split by that axis alone."""
+    sizes = {name: size for name, size in fixed.axes if size > 1}
+    factor = {name: f for f, name in enumerate(sizes)}
+
+    def dims(axes: tuple[tuple[str, ...], ...]) -> Dims:
+        return tuple(tuple(factor[a] for a in entry if a in factor) for entry in axes)
+
+    return OpRule(
+        sizes=tuple(sizes.values()), operands=tuple(map(dims, fixed.operands)),
+        results=tuple(map(dims, fixed.results)), anchor=True, opaque=True,
+    )
+
+
+def mesh_of(view: OpView) -> MeshShape:
+    """The mesh that a `shard_map` was written for."""
+    return MeshShape.of({str(name): int(size) for name, size in view.params["mesh"].shape.items()})
 
 
 def _axes_of(spec: Any, rank: int) -> tuple[tuple[str, ...], ...]:

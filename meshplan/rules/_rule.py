@@ -125,7 +125,10 @@ class OpRule:
     that decides for itself rather than following its operands: dots, convolutions, gathers,
     scatters, sorts. `linear` are the operands in which the operation is linear while the others
     are fixed (an unreduced operand may then stay unreduced). `whole` explains, in words, why
-    dims without a factor stay whole, where that is no law of the operation.
+    dims without a factor stay whole, where that is no law of the operation; `refused`, which of these are whole because
+    XLA computes wrong numbers otherwise, and what the user can do.
+    `on_shards`: what a shard does with its parts of the operands, where the user gave it with the rule of a kernel.
+    `opaque`: what is in operands but not in results is combined inside, or not at all (`shard_map`).
     `halos` are dims that carry no factor above but split with an exchange of rows (`with_halos`
     gives them factors).
     """
@@ -138,10 +141,15 @@ class OpRule:
     anchor: bool = False
     linear: tuple[int, ...] = ()
     whole: str = ""
+    refused: str = ""
+    on_shards: Callable[..., Any] | None = None
+    opaque: bool = False
     halos: tuple[Halo, ...] = ()
 
     def reduced_factors(self) -> tuple[int, ...]:
         """Factors of operands that no result carries."""
+        if self.opaque:
+            return ()
         kept = {f for dims in self.results for d in dims for f in d}
         used = {f for dims in self.operands for d in dims for f in d}
         return tuple(sorted(used - kept))
@@ -199,6 +207,7 @@ class FactorBuilder:
         anchor: bool = False,
         linear: tuple[int, ...] = (),
         whole: str = "",
+        refused: str = "",
         halos: Iterable[Halo] = (),
     ) -> OpRule:
         """The rule with the factors handed out so far."""
@@ -211,5 +220,6 @@ class FactorBuilder:
             anchor=anchor,
             linear=linear,
             whole=whole,
+            refused=refused,
             halos=tuple(halos),
         )

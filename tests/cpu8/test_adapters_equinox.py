@@ -116,3 +116,27 @@ def test_named_axes_of_haliax_are_names_of_dims() -> None:
     out = made.jit()(*jax.device_put(values, made.in_shardings()))
     assert out[1].axes == (batch, embed)
     assert out[1].array.sharding.spec == made.out_specs[1].array
+
+
+def test_a_decorated_step_takes_and_returns_whole_modules() -> None:
+    net, traced = make_net(), []
+
+    @mp.shard(mesh=MESH, pins={"x": P("data")}, donate_argnums=())
+    def trained(net: Net, opt: Any, x: Any, y: Any) -> tuple[Net, Any, jax.Array]:
+        traced.append(net.dropout.p)
+        return step(net, opt, x, y)
+
+    opt = TX.init(eqx.filter(net, eqx.is_array))
+    new, opt1, loss = trained(net, opt, X, Y)
+    assert jax.tree.structure(new) == jax.tree.structure(net)
+    assert new.mlp.activation is net.mlp.activation
+    assert (new.name, new.dropout.p, new.shift) == ("net", 0.5, None)
+    wanted = eqx.filter_jit(step)(net, opt, jnp.asarray(X), jnp.asarray(Y))
+    assert float(loss) == pytest.approx(float(wanted[2]), rel=1e-5)
+    newer, _, second = trained(new, opt1, X, Y)
+    assert traced == [0.5], "planned and traced once"
+    assert float(second) < float(loss)
+    x = jnp.asarray(X)
+    np.testing.assert_allclose(jax.vmap(new)(x), jax.vmap(wanted[0])(x), rtol=1e-4, atol=1e-4)
+    trained(eqx.tree_at(lambda n: n.dropout.p, newer, 0.25), opt1, X, Y)
+    assert traced == [0.5, 0.25], "what is no array is part of the signature"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,7 +16,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshplan as mp
-from tests._programs import f32
+from meshplan.cost import Space
+from meshplan.strategy import tie
+from tests._programs import f32, graph_of
 
 MakeMesh = Callable[..., Mesh]
 W = {"up": f32(32, 128), "down": f32(128, 16)}
@@ -171,6 +175,53 @@ def test_layers_that_differ_in_a_constraint_are_not_tied(make_mesh: MakeMesh) ->
     assert stated(made) == specs
 
 
+def test_what_the_step_states_is_in_the_plan_file(make_mesh: MakeMesh, tmp_path: Path) -> None:
+    mesh = make_mesh(data=4, model=2)
+
+    def step(w: Any, x: jax.Array) -> tuple[Any, jax.Array]:
+        rows = jax.shard_map(jnp.sin, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+        return training(mesh, P("data", "model"), P(P.UNCONSTRAINED, "data"))(w, rows(x))
+
+    made = mp.plan(step, W, X, machine="cpu:8", mesh={"data": 4, "model": 2})
+    stated = dict(made.data.stated)
+    (constraint,) = [w for w in stated if w.startswith("with_sharding_constraint at ")]
+    assert stated[constraint].startswith("(data, model); (any, data)")
+    operand, result = (f"{side} 0 of the shard_map at " for side in ("operand", "result"))
+    assert [spec for where, spec in stated.items() if where.startswith((operand, result))] == ["(data, None)"] * 2
+    made.save(tmp_path / "plan.json")
+    alone = mp.load(tmp_path / "plan.json")
+    assert alone.data == made.data
+    assert constraint in str(alone).replace("\n", " ")
+    other = mp.plan(training(mesh, P("data")), W, X, machine="cpu:8", mesh={"data": 4, "model": 2})
+    assert [c for c in made.diff(other).setting if c[0] == f"stated {constraint}"]
+    again = mp.load(tmp_path / "plan.json", step, W, X).pin({"up": P()})
+    assert again.data.stated == made.data.stated, "a further pin is solved under them"
+    old = json.loads((tmp_path / "plan.json").read_text())
+    del old["stated"]
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    assert mp.load(tmp_path / "old.json").data.stated == ()
+
+
+def test_a_gradient_pinned_on_its_way_to_the_update_is_put_away(make_mesh: MakeMesh) -> None:
+    """A constraint on the way changes nothing: what only the update waits for is no sum that the step waits for."""
+    mesh = make_mesh(data=8)
+    away = []
+    for pinned_there in (False, True):
+
+        def step(w: Any, x: jax.Array, pinned_there: bool = pinned_there) -> Any:
+            g = jax.grad(lambda w: (jnp.tanh(x @ w) ** 2).mean())(w)
+            return w - 0.1 * (lax.with_sharding_constraint(g, NamedSharding(mesh, P("data"))) if pinned_there else g)
+
+        graph = graph_of(step, f32(64, 64), f32(256, 64), donate=(0,))
+        urgent = Space.of(graph, tie(graph, {}, 2)).urgent
+        assert all(op in urgent for n in graph.nodes if n.kind == "anchor" and n.group for op in n.group.ops)
+        gradient = [op for op in graph.program.ops if op.primitive == "dot_general"][-1]
+        put_away = {op.primitive for op in graph.program.ops if op.index > gradient.index and op.index not in urgent}
+        away.append("region.pin" in put_away)
+        assert {"mul", "sub"} <= put_away
+    assert away == [False, True]
+
+
 # ---------------------------------------------------------------------------------------------- arguments
 
 
@@ -191,6 +242,24 @@ def test_shardings_of_arguments_are_pins(make_mesh: MakeMesh) -> None:
     assert not free.data.arguments[0].pinned
     alone = mp.plan(plain, jnp.ones((32, 128)), X, machine="cpu:8", mesh={"data": 8}, donate_argnums=())
     assert not alone.data.arguments[0].pinned, "an array on one device says nothing"
+
+
+def test_a_decorated_step_takes_the_shardings_of_its_first_arguments_as_pins(make_mesh: MakeMesh) -> None:
+    mesh = make_mesh(data=4, model=2)
+    run = mp.shard(plain, donate_argnums=())
+    w, x = real(f32(32, 128), X)
+    split = jax.device_put(w, NamedSharding(mesh, P(None, "model")))
+    made = run.plan(split, x)
+    assert made.mesh_shape == {"data": 4, "model": 2}
+    assert made.specs["w"] == P(None, "model")
+    assert made.data.arguments[0].pinned
+    out = run(split, x)
+    np.testing.assert_allclose(out, np.tanh(x @ w), rtol=1e-4, atol=1e-5)
+    assert run.plan(w, x) is made, "later arguments of these shapes are moved there"
+    np.testing.assert_allclose(run(jax.device_put(w, NamedSharding(mesh, P("data"))), x), out, rtol=1e-6)
+    abstract = jax.ShapeDtypeStruct((32, 128), jnp.float32, sharding=NamedSharding(mesh, P("data")))
+    assert mp.shard(plain, donate_argnums=()).plan(abstract, X).specs["w"] == P("data")
+    assert not mp.shard(plain, donate_argnums=()).plan(jnp.asarray(w), x).data.arguments[0].pinned
 
 
 def test_a_pin_of_the_call_is_heard_before_an_arguments_sharding(make_mesh: MakeMesh) -> None:

@@ -32,7 +32,7 @@ def kinds(audit: mp.Audit) -> dict[str, float]:
 
 @pytest.mark.parametrize("inside", [False, True], ids=["result", "inside"])
 def test_a_reshard_in_three_dims_is_two_exchanges(inside: bool, make_mesh: Callable[..., Mesh]):
-    """XLA alone replicates the array; by way of the spec between, nothing is gathered."""
+    """Case 1: XLA alone replicates the array; by way of the spec between, nothing is gathered."""
     x = jax.ShapeDtypeStruct((16, 16, 16), jnp.float32)
     pins = {"x": P("y", None, "x"), "y": P(None, ("x", "y"), None)}
 
@@ -70,6 +70,7 @@ def conv_step(w: Any, x: Any, groups: int) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("groups", [1, 4, 32])
 def test_a_convolution_split_by_batch_gathers_nothing_whatever_its_groups(groups: int):
+    """Case 13."""
     x = jax.ShapeDtypeStruct((32, 16, 16, 32), jnp.float32)
     w = jax.ShapeDtypeStruct((3, 3, 32 // groups, 32), jnp.float32)
 
@@ -113,7 +114,7 @@ def test_groups_that_hold_several_channels_split_over_devices():
 
 
 def test_a_batched_transform_gathers_nothing():
-    """XLA alone gathers the 8 MB (CPU and GPU of jax 0.10.2)."""
+    """Case 14: XLA alone gathers the 8 MB (CPU and GPU of jax 0.10.2)."""
     x = jax.ShapeDtypeStruct((1024, 1024), jnp.complex64)
     pins = {"x": P("data")}
     plan = mp.plan(lambda x: jnp.fft.fft(x, axis=1), x, machine="cpu:8", mesh={"data": 8}, pins=pins)

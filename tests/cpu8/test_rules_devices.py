@@ -57,6 +57,39 @@ def test_a_plan_gives_the_right_numbers_wherever_a_row_is_written(start: int) ->
         plan = mp.plan(step, *args, machine="cpu:8", mesh={"data": 8}, pins={"x": P(None, "data")})
         real = (jnp.arange(128.0).reshape(8, 16), -jnp.ones((8, 1)), jnp.int32(start))
         np.testing.assert_array_equal(plan.jit()(*real), step(*real))
+        assert len(plan.notes) == (not clamped)
+
+
+def test_the_plan_says_why_a_row_of_unknown_place_is_not_written_on_shards() -> None:
+    """Case 12: x[2, 2] split by columns over two devices, 99s written at column 2: both columns stay where they are."""
+    plan = mp.plan(_write, _X, _ROW, jnp.int32(0), machine="cpu:2", mesh={"data": 2}, pins={"x": P(None, "data")})
+    (note,) = plan.notes
+    assert note.startswith("dynamic_update_slice at ")
+    assert "test_rules_devices.py:" in note
+    assert note.endswith(
+        "XLA gives wrong numbers for a row written into a split dim at a start out of range, and the start of dim 1 is "
+        "not known to lie within 0 and 1; clamp it: jnp.clip(start, 0, 1)"
+    )
+    assert [(c.kind, c.nbytes) for c in plan.collectives] == [("all-gather", 16)]
+    got = plan.jit(plan.mesh(jax.devices()[:2]))(_X.copy(), _ROW, jnp.int32(2))
+    np.testing.assert_array_equal(got, [[0, 99], [2, 99]])
+
+
+@pytest.mark.parametrize("where", ["constant", "clipped", "counter"])
+def test_an_append_at_a_known_place_of_a_cache_moves_nothing(where: str) -> None:
+    """Case 12: a constant, a clipped and a counted position are provably in range; the split dim keeps its split."""
+
+    def append(cache: Any, row: Any, i: Any) -> Any:
+        if where == "counter":
+            return lax.fori_loop(0, 16, lambda t, c: lax.dynamic_update_slice(c, row * t, (0, t)), cache)
+        return lax.dynamic_update_slice(cache, row, (0, 5 if where == "constant" else jnp.clip(i, 0, 15)))
+
+    args = (jax.ShapeDtypeStruct((8, 16), jnp.float32), jax.ShapeDtypeStruct((8, 1), jnp.float32), jnp.int32(0))
+    plan = mp.plan(append, *args, machine="cpu:8", mesh={"data": 8}, pins={"cache": P(None, "data"), "row": P()})
+    assert plan.notes == ()
+    assert plan.collectives == plan.audit().collectives == ()
+    real = np.arange(128.0, dtype=np.float32).reshape(8, 16), np.ones((8, 1), np.float32), np.int32(99)
+    assert plan.verify(*real).ok
 
 
 def test_a_clamped_start_keeps_the_cache_where_it_is() -> None:

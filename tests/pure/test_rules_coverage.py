@@ -66,6 +66,8 @@ def test_whole_primitives_state_a_reason_and_covered_ones_have_a_rule(rows: tupl
 def test_calls_loops_and_collectives_are_told_apart(rows: tuple[Coverage, ...]) -> None:
     kinds = {row.primitive: row.kind for row in rows}
     assert kinds["jit"] == kinds["remat2"] == kinds["custom_vjp_call"] == "opened"
+    calls = "composite custom_vmap_call eval_jaxpr xla_metadata_call linear_call custom_linear_solve"
+    assert {kinds[name] for name in calls.split()} == {"opened"}
     assert kinds["scan"] == kinds["while"] == kinds["cond"] == "region"
     assert kinds["psum"] == kinds["program_id"] == "inside"
     assert kinds["debug_callback"] == "effect"
