@@ -9,10 +9,12 @@ from meshplan.machine._chip import Chip, RemoteMemory
 from meshplan.machine._dims import LinkAlgorithm, LinkDim
 from meshplan.machine._machine import Machine
 
+Row = tuple[str, str, str]  # label with its indent, value, source
+
 
 def describe(machine: Machine) -> tuple[str, ...]:
     """See `Machine.describe`."""
-    lines = [str(machine)]
+    lines: list[str | Row] = [str(machine)]
     if len(machine.groups) > 1:
         for group in machine.groups:
             lines += [f"  {group.devices} x {group.chip.name}", *_chip(group.chip, "    ")]
@@ -24,15 +26,18 @@ def describe(machine: Machine) -> tuple[str, ...]:
         lines.append(_dim(dim))
         if dim is machine.dims[-1] or dim.kind != "torus":  # the dims of a torus, the innermost, share theirs
             lines += [_algorithm(a) for a in dim.algorithms]
-    return tuple(lines)
+    rows = [line for line in lines if not isinstance(line, str)]
+    label, value = (max(len(row[column]) for row in rows) for column in (0, 1))
+    return tuple(
+        line if isinstance(line, str) else f"{line[0]:<{label}}  {line[1]:<{value}}  {line[2]}" for line in lines
+    )
 
 
-def _figure(label: str, value: str, source: str, indent: str = "  ") -> str:
-    label, value = (text if len(text) < width else f"{text}  " for text, width in ((label, 28), (value, 20)))
-    return f"{indent}{label:<28}{value:<20}{source or 'no source given'}"
+def _figure(label: str, value: str, source: str, indent: str = "  ") -> Row:
+    return indent + label, value, source or "no source given"
 
 
-def _chip(chip: Chip, indent: str) -> list[str]:
+def _chip(chip: Chip, indent: str) -> list[Row]:
     lines = [
         _figure(f"{dtype} arithmetic", f"{format_flops(rate)}/s", chip.sources.get(f"flops.{dtype}", ""), indent)
         for dtype, rate in chip.flops.items()
@@ -43,20 +48,20 @@ def _chip(chip: Chip, indent: str) -> list[str]:
     return lines
 
 
-def _remote(memory: RemoteMemory) -> str:
+def _remote(memory: RemoteMemory) -> Row:
     shared = f", {memory.sharers} share it" if memory.scope == "node" else ""
     value = f"{format_bytes(memory.nbytes)}, {format_bytes(memory.bytes_per_second)}/s"
     return _figure(f"memory of the {memory.scope}{shared}", value, memory.source)
 
 
-def _dim(dim: LinkDim) -> str:
+def _dim(dim: LinkDim) -> Row:
     shape = dim.kind if dim.kind != "torus" else "torus, closed" if dim.wraps else "torus, open"
     shape += "" if dim.duplex == "full" else ", half duplex"
     value = f"{format_bytes(dim.bytes_per_second)}/s, {format_seconds(dim.latency_seconds)}"
     return _figure(f"{dim.name} x{dim.size} ({shape})", value, dim.source)
 
 
-def _algorithm(a: LinkAlgorithm) -> str:
+def _algorithm(a: LinkAlgorithm) -> Row:
     own = "" if math.isinf(a.own_bytes_per_second) else f", own piece {format_bytes(a.own_bytes_per_second)}/s"
     root = f", {format_seconds(a.seconds_per_root_byte * 1e3)} at 1 MB" if a.seconds_per_root_byte else ""
     value = f"{a.efficiency:.0%}, {format_seconds(a.fixed_seconds)}{root}{own}"
