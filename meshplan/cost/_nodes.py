@@ -59,13 +59,13 @@ def compute_seconds(program: Program, node: Node, choices: Choices, rates: Rates
     if node.group is None or node.free:
         return total
     if node.kind == "chain":
-        return node.count * traffic * _chain_seconds(program, node, choices, rates)
+        return node.count * traffic * chain_seconds(program, node, choices, rates)
     for index in node.group.ops:
-        total += _op_seconds(program.ops[index], node, choices, rates, traffic)
+        total += op_seconds(program.ops[index], node, choices, rates, traffic)
     return total * node.count
 
 
-def _op_seconds(op: Op, node: Node, choices: Choices, rates: Rates, weight: float) -> Floats:
+def op_seconds(op: Op, node: Node, choices: Choices, rates: Rates, weight: float) -> Floats:
     assert node.group is not None
     chip = rates.machine.chip
     traffic = np.zeros(len(choices))
@@ -85,7 +85,7 @@ def _op_seconds(op: Op, node: Node, choices: Choices, rates: Rates, weight: floa
     return arithmetic + weight * (np.maximum(moving - arithmetic, 0.0) + rates.kernel_seconds)
 
 
-def _chain_seconds(program: Program, node: Node, choices: Choices, rates: Rates) -> Floats:
+def chain_seconds(program: Program, node: Node, choices: Choices, rates: Rates) -> Floats:
     assert node.group is not None
     traffic = np.zeros(len(choices))
     inside = node.group.results

@@ -1,0 +1,94 @@
+"""A step on a timeline: closed forms where nothing overlaps, bounds where it does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from meshplan.core import MeshShape
+from meshplan.cost._timeline import Stretch, timeline_of
+from meshplan.plan import Found, Search
+from tests._programs import adam_args, adam_step, block_args, block_step, f32, search_of
+
+MACHINES = ("cpu:8", "h100:1x8", "tpu-v5e:2x4")
+
+
+def scanned(ws: Any, x: Any) -> Any:
+    def loss(ws: Any) -> Any:
+        return jnp.mean(lax.scan(lambda c, w: (jnp.tanh(c @ w), None), x, ws)[0] ** 2)
+
+    return ws - 0.1 * jax.grad(loss)(ws)
+
+
+CASES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "adam": (adam_step, adam_args(2, batch=1024, width=512, hidden=2048)),
+    "block": (block_step, block_args(batch=64, seq=64, width=64, vocab=512)),
+    "scanned": (scanned, (f32(6, 256, 256), f32(512, 256))),
+}
+
+
+def found_for(name: str, machine: str, template: str, **mesh: int) -> Found:
+    step, args = CASES[name]
+    search: Search = search_of(step, *args, machine=machine, donate=(0,))
+    found = search.at(MeshShape.of(mesh), template)
+    assert found is not None
+    return found
+
+
+def computed(stretch: Stretch) -> float:
+    """Seconds in which the compute engine works, loops opened."""
+    loops = sum(s.seconds for s in stretch.inner.values())
+    own = stretch.timeline.compute_seconds() - loops
+    return stretch.trips * (own + sum(computed(s) for s in stretch.inner.values()))
+
+
+@pytest.mark.parametrize("template", ["dp", "fsdp", "megatron"])
+@pytest.mark.parametrize("name", CASES)
+def test_without_overlap_a_step_is_its_roofline_and_all_its_collectives(name: str, template: str):
+    found = found_for(name, "cpu:8", template, data=4, model=2)
+    step, prediction = timeline_of(found.chosen), found.prediction
+    assert step.collective_seconds == pytest.approx(prediction.communication_seconds)
+    assert step.exposed_seconds == pytest.approx(prediction.communication_seconds)
+    roofline = found.chosen.roofline_seconds()
+    assert step.seconds == pytest.approx(roofline + prediction.communication_seconds)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("template", ["dp", "fsdp", "megatron"])
+@pytest.mark.parametrize("name", CASES)
+def test_overlap_shortens_a_step_and_never_below_its_longer_part(name: str, template: str, machine: str):
+    found = found_for(name, machine, template, data=4, model=2)
+    step = timeline_of(found.chosen)
+    compute, communication = computed(step), found.prediction.communication_seconds
+    assert compute == pytest.approx(found.chosen.roofline_seconds())
+    assert step.collective_seconds <= communication * (1 + 1e-9)
+    assert 0 <= step.exposed_seconds <= step.collective_seconds * (1 + 1e-9)
+    assert compute + step.exposed_seconds <= step.seconds * (1 + 1e-9)
+    assert step.seconds <= (compute + communication) * (1 + 1e-9)
+
+
+def test_what_each_collective_adds_sums_up_to_what_is_exposed():
+    step = timeline_of(found_for("adam", "h100:1x8", "fsdp", data=8).chosen)
+    by_run = list(step.exposed_by_run())
+    assert len(by_run) == len(found_for("adam", "h100:1x8", "fsdp", data=8).chosen.runs())
+    assert sum(seconds for _, seconds in by_run) == pytest.approx(step.exposed_seconds)
+
+
+def test_a_gradient_is_reduced_while_the_next_is_computed():
+    """In an unrolled data-parallel step only the last reduction has nothing beside it to hide behind."""
+    found = found_for("adam", "h100:1x8", "dp", data=8)
+    step = timeline_of(found.chosen)
+    assert not step.inner
+    assert step.exposed_seconds <= found.prediction.communication_seconds
+    again = timeline_of(found.chosen)
+    assert again.timeline == step.timeline, "bit by bit"
+
+
+def test_the_body_of_a_loop_counts_with_its_trips():
+    step = timeline_of(found_for("scanned", "h100:1x8", "dp", data=8).chosen)
+    assert [s.trips for s in step.inner.values()] == [6.0, 6.0]
+    assert step.seconds > sum(s.seconds for s in step.inner.values())
