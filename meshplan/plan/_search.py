@@ -241,22 +241,27 @@ class Search:
         Templates are points of the same graph; the answer can only lose to one where it gave time for less
         memory traffic, or a mesh with more axes for one with fewer.
         """
-        answers = [
+        tried = [
             (name, self.at(mesh, name, exact=False))
             for name in TEMPLATES for mesh in given or self.meshes(name)
             if mesh == found.mesh or (not given and len(mesh.axes) <= 2)
         ]
-        fitting = [(name, a) for name, a in answers if a is not None and a.feasible]
+        fitting = [(name, a) for name, a in tried if a is not None and a.feasible]
         near = found.prediction.step_seconds * (1 + CLOSE)  # those that latencies as found may bring before the answer
         again = [self.at(a.mesh, n, [a], refine=True) for n, a in fitting if a.prediction.step_seconds <= near]
-        best = min(
-            [found, *(a for _, a in fitting), *(a for a in again if a is not None and a.feasible)],
-            key=lambda a: a.prediction.step_seconds,
-        )
+        answers = [found, *(a for _, a in fitting), *(a for a in again if a is not None and a.feasible)]
+        best = min(answers, key=lambda a: a.prediction.step_seconds)
         if best is found:
-            return found
+            return self.simplest(found, answers)
         free = self.at(best.mesh, None, [best], traffic=0.0, refine=True)
         return min((f for f in (best, free) if f is not None and f.feasible), key=lambda f: f.prediction.step_seconds)
+
+    @staticmethod
+    def simplest(found: Found, answers: Sequence[Found]) -> Found:
+        """Of answers that take no longer than the one found, nor more than a whit by its score, the fewest axes."""
+        time, score = found.prediction.step_seconds * (1 + 1e-9), found.prediction.score * (1 + 1e-2)
+        equal = [a for a in answers if a.prediction.step_seconds <= time and a.prediction.score <= score]
+        return min(equal, key=lambda a: len(a.mesh.axes))
 
     def named(self, found: Found, template: str | None) -> Found:
         """The answer with equal names at equal axes, where the user gave names and they do not agree by themselves."""
