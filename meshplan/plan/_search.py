@@ -121,7 +121,7 @@ class Search:
             best = found if best is None or better(found, best) else best
             if fits and (not refine or shares is not None):
                 return best
-            borne = chosen.small_shares()
+            borne = chosen.small_shares() if refine else None
             if fits and not borne:
                 return best
             if not solution.feasible:
