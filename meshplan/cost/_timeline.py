@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from meshplan.core import Axes
 from meshplan.cost._combine import Emitted, Run
 from meshplan.cost._nodes import chain_seconds, op_seconds
@@ -19,7 +17,6 @@ from meshplan.cost._predict import Chosen
 from meshplan.machine import link_groups
 from meshplan.program import CARRY, Op, runs_of
 from meshplan.simulate import DeviceResources, TaskList, Timeline, device_resources, simulate
-from meshplan.strategy import Node
 
 TOP = 0  # the region of the step itself
 
@@ -80,10 +77,10 @@ class _Builder:
         self.chains: dict[int, tuple[float, float]] = {}
 
     def _region(self, run: Run) -> int:
-        """Where a collective runs: outside the loops that only add up what it sums."""
+        """Where a collective runs: what enters a loop is moved before it, and so less often than the loop turns."""
         regions, region = self.program.regions, run.members[0].region
         while region != TOP and run.count < runs_of(regions, region) * (1 - 1e-9):
-            region = max(regions[region].parent, TOP)
+            region = regions[region].parent
         return region
 
     def _place(self, op: Op) -> None:
@@ -92,7 +89,7 @@ class _Builder:
         fresh = region not in self.items
         self.items.setdefault(region, []).append(op)
         while fresh and region != TOP:
-            parent = max(self.program.regions[region].parent, TOP)
+            parent = self.program.regions[region].parent
             fresh = parent not in self.items
             self.items.setdefault(parent, []).append(region)
             region = parent
@@ -185,9 +182,9 @@ class _Builder:
             return float(op_seconds(op, node, choices, rates, 1.0)[0])
         if index not in self.chains:
             whole = float(chain_seconds(self.program, node, choices, rates)[0])
-            self.chains[index] = whole, sum(self._made(self.program.ops[o], node) for o in node.group.ops)
+            self.chains[index] = whole, sum(self._made(self.program.ops[o]) for o in node.group.ops)
         whole, nbytes = self.chains[index]
-        return whole * self._made(op, node) / nbytes if nbytes else 0.0
+        return whole * self._made(op) / nbytes if nbytes else 0.0
 
-    def _made(self, op: Op, node: Node) -> float:
-        return float(np.sum([self.program.nbytes(v) for v in op.results]))
+    def _made(self, op: Op) -> int:
+        return sum(self.program.nbytes(v) for v in op.results)

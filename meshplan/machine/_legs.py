@@ -60,7 +60,12 @@ class Part:
     @property
     def one_way(self) -> float:
         """Bytes per second of one link one way, where both directions are in use."""
-        return self.link.bytes_per_second / (1 if self.link.duplex == "full" else 2)
+        return port_rate(self.link)
+
+    @property
+    def both_ways(self) -> float:
+        """Bytes per second over the links that one of the interleaved groups has of a device."""
+        return self.one_way * (2 if self.closed else 1) / self.stride
 
     @property
     def rate(self) -> float:
@@ -71,13 +76,12 @@ class Part:
         """
         if not self.closed and self.link.duplex == "half":
             return self.link.bytes_per_second * (self.size - 1) / self.size / self.stride
-        return self.one_way * (2 if self.closed else 1) / self.stride
+        return self.both_ways
 
     @property
     def crossing(self) -> float:
         """Seconds per byte of an all-to-all: half of all bytes cross the middle, each way."""
-        rate = self.one_way * (2 if self.closed else 1) / self.stride
-        return (self.size // 2) * ((self.size + 1) // 2) / self.size / rate
+        return (self.size // 2) * ((self.size + 1) // 2) / self.size / self.both_ways
 
     @property
     def hops_seconds(self) -> float:

@@ -63,9 +63,12 @@ def gathered_again_notes(
 
 def _cuts(program: Program, op: Op) -> Iterator[Op]:
     """Reshapes that the operation is, that its results reach or its operand comes from, the shape kept on the way."""
-    todo = [op]
+    todo, seen = [op], set[int]()
     while todo:
         at = todo.pop()
+        if at.index in seen:  # two ways meet again, as in every residual block
+            continue
+        seen.add(at.index)
         if at.primitive == "reshape":
             yield at
         elif len(at.results) == 1 and at.view.results[0].shape in {a.shape for a in at.view.operands}:
@@ -104,11 +107,17 @@ def _offer(program: Program, op: Op, mesh: MeshShape, lost: Axes, after: Spec) -
 
 def _sliced(program: Program, value: int) -> bool:
     """Whether a loop takes the value's pieces one by one, perhaps after operations that keep its shape."""
-    for use, _ in program.consumers[value]:
-        op = program.ops[use]
-        if op.primitive == SLICE:
-            return True
-        keeps = len(op.results) == 1 and op.view.results[0].shape == program.values[value].aval.shape
-        if keeps and use > program.values[value].op and _sliced(program, op.results[0]):
-            return True
+    todo, seen = [value], set[int]()
+    while todo:
+        at = todo.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        for use, _ in program.consumers[at]:
+            op = program.ops[use]
+            if op.primitive == SLICE:
+                return True
+            keeps = len(op.results) == 1 and op.view.results[0].shape == program.values[at].aval.shape
+            if keeps and use > program.values[at].op:
+                todo.append(op.results[0])
     return False

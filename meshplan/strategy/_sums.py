@@ -36,8 +36,7 @@ def find_sums(program: Program) -> tuple[frozenset[int], frozenset[int]]:
                 passed.append(made.index)
                 value = made.operands[0]
                 continue
-            summed = made.primitive in SUMMING and set(made.rule.combine.values()) <= {"sum"}
-            if not (made.index in sums or (summed and made.rule.reduced_factors())):
+            if not (made.index in sums or (made.primitive in SUMMING and _is_sum(program, made.index))):
                 return None
             return passed if program.values[value].aval.dtype == op.view.results[0].dtype else None
         return None
