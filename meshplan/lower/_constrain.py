@@ -21,6 +21,7 @@ from meshplan.lower._local import Local
 from meshplan.program import Key
 
 Path = tuple[Spec, ...]
+ENTERS = -5  # below the key of a rematerialised block: its operands on their way in
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +52,12 @@ class Evaluator:
 
     def use(self, x: Any, key: Key, k: int, moved: dict[Any, Any]) -> Any:
         """`x` as operand k of the operation wants it; equal moves in one body are made once."""
-        path = self.constraints.uses.get((key, k))
-        if not path:
-            return x
-        place = (id(x), path)
-        if place not in moved:
-            moved[place] = (x, self.constrain(x, path))  # x is kept so that its id stays its own
-        return moved[place][1]
+        for spec in self.constraints.uses.get((key, k), ()):
+            place = (id(x), spec)
+            if place not in moved:
+                moved[place] = (x, self.constrain(x, (spec,)))  # x is kept so that its id stays its own
+            x = moved[place][1]
+        return x
 
     def made(self, outs: Sequence[Any], key: Key) -> list[Any]:
         """Results as the operation is to leave them."""
@@ -90,7 +90,7 @@ class Evaluator:
             inner, consts = _jax.open_jaxpr(body)
             return self.run(inner, consts, _jax.call_operands(eqn, args), key, moved)
         if _jax.is_remat(eqn):
-            return self.remat(eqn, args, key)
+            return self.remat(eqn, [self.use(x, (*key, ENTERS), k, moved) for k, x in enumerate(args)], key)
         opener = {"scan": self.scan, "while": self.while_loop, "cond": self.cond}.get(eqn.primitive.name)
         if opener is not None:
             return opener(eqn, args, key, moved)

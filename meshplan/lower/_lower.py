@@ -9,7 +9,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from meshplan.core import ArgumentError, Spec
-from meshplan.lower._constrain import Constraints, constrained
+from meshplan.lower._constrain import ENTERS, Constraints, constrained
 from meshplan.lower._fills import mixed_fills
 from meshplan.lower._local import local_form, needs_shards
 from meshplan.plan import OpPlan, PlanData, made_specs
@@ -29,8 +29,12 @@ def constraints_of(data: PlanData, program: Program) -> Constraints:
     made, by_op = made_specs(data.arguments, data.ops, program), {planned.index: planned for planned in data.ops}
     for op in program.ops:
         planned = by_op.get(op.index, OpPlan(index=op.index))
-        if needs_shards(op) and (form := local_form(op, *read_and_left(op, planned, made), data.mesh)):
+        entering = made | {v: path[-1] for v, path in data.kept} if op.scope and data.kept else made
+        if needs_shards(op) and (form := local_form(op, *read_and_left(op, planned, entering), data.mesh)):
             local[op.key] = form
+    kept = dict(data.kept)
+    for block in program.blocks:
+        uses |= {((*block.key, ENTERS), k): kept[v] for k, v in enumerate(block.values) if v in kept}
     fills = {}
     for f in mixed_fills(program, results):
         if f.op.primitive == "broadcast_in_dim":

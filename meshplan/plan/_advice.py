@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from meshplan.core import Axes, MeshShape, Spec, format_bytes
-from meshplan.plan._data import OpPlan
+from meshplan.cost import describe
+from meshplan.plan._data import OpPlan, Path
 from meshplan.program import SLICE, Op, Program
 
 
@@ -50,15 +51,30 @@ def gathered_again_notes(
     again = {v: where for v, where in scopes.items() if len(where) > 1 and any(scope for _, scope in where)}
     if not again:
         return []
-    names = [leaf.path for leaf in program.args if leaf.value in again]
+    several = _several([leaf.path for leaf in program.args if leaf.value in again])
     more = sum(nbytes for where in again.values() for nbytes in list(where.values())[1:])
     kept = sum(max(where.values()) for where in again.values())
-    several = f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
     return [
         f"gathered again for rematerialised blocks: {several}, {format_bytes(more)} a device in all. Gathered once "
         f"they take up to {format_bytes(kept)} a device from the forward pass on: to keep one, state it whole where it "
         "enters the block, jax.checkpoint(f)(jax.lax.with_sharding_constraint(w, ...), x)."
     ]
+
+
+def kept_notes(program: Program, mesh: MeshShape, kept: Sequence[tuple[int, Path]]) -> list[str]:
+    """Values that are gathered once, before the rematerialised blocks that read them: what that takes and saves."""
+    if not kept:
+        return []
+    several = _several([describe(program, v) for v, _ in kept])
+    nbytes = sum(program.nbytes(v) / path[-1].shards(mesh) for v, path in kept)
+    return [
+        f"gathered once and kept for rematerialised blocks: {several}, {format_bytes(nbytes)} a device from the forward "
+        "pass on. Under a memory limit that leaves no room for them they are gathered again in the blocks."
+    ]
+
+
+def _several(names: Sequence[str]) -> str:
+    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
 
 
 def _cuts(program: Program, op: Op) -> Iterator[Op]:

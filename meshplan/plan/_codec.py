@@ -34,7 +34,7 @@ class Tables:
     def __init__(self, data: PlanData) -> None:
         arrays = (*data.arguments, *data.results)
         paths = {a.moves for a in arrays} | {p for op in data.ops for p in op.results}
-        paths |= {p for op in data.ops for _, p in op.uses}
+        paths |= {p for op in data.ops for _, p in op.uses} | {p for _, p in data.kept}
         specs = {s for path in paths for s in path} | {a.spec for a in arrays} | {s for a in arrays for s in a.used}
         texts = {t for c in data.collectives for t in (c.source, c.op_name)}
         self.specs = sorted(specs, key=lambda s: (s.dims, s.unreduced))
@@ -82,7 +82,7 @@ def to_bytes(data: PlanData) -> bytes:
         specs=tuple((s.dims, s.unreduced) for s in tables.specs), paths=tuple(tables.paths),
         texts=tuple(tables.texts), arguments=tuple(map(tables.array, data.arguments)),
         results=tuple(map(tables.array, data.results)), collectives=tuple(map(tables.collective, data.collectives)),
-        ops=tuple(map(tables.op, data.ops)),
+        ops=tuple(map(tables.op, data.ops)), kept=tuple((int(v), tables.path_at[p]) for v, p in data.kept),
         **plain,
     )
     encode = msgspec.json.encode

@@ -68,7 +68,8 @@ class PlanData:
     """All that a plan says. Seconds and bytes are predicted, per device and step.
 
     `pins` are patterns of the user's with their specs, `stated` the specs that the step itself states of values inside
-    (constraints, `shard_map`), by the line where it does.
+    (constraints, `shard_map`), by the line where it does. `kept`: values that enter rematerialised blocks already
+    moved, once for all of them, with the specs they go through.
     """
 
     step: str
@@ -95,6 +96,7 @@ class PlanData:
     workload: str = ""
     donated: tuple[int, ...] = field(default=())
     stated: tuple[tuple[str, str], ...] = ()
+    kept: tuple[tuple[int, Path], ...] = ()
 
     @property
     def step_seconds(self) -> float:

@@ -171,6 +171,6 @@ class _Reader:
                 )
                 for c in file.candidates
             ),
-            pins=file.pins, stated=file.stated, rules=file.rules, notes=file.notes, donated=file.donated,
+            kept=tuple((v, self.at(self.paths, p, "kept")) for v, p in file.kept), pins=file.pins, stated=file.stated, rules=file.rules, notes=file.notes, donated=file.donated,
             **plain,
         )

@@ -31,6 +31,7 @@ class Extractor:
         self.arriving = {e.target: e for e in self.graph.edges if self.graph.nodes[e.target].kind == "view"}
         self.uses: dict[tuple[int, int], Path] = {}
         self.moves: dict[int, Path] = {}
+        self.kept: dict[int, Path] = {}  # what enters rematerialised blocks already moved
         for edge in self.graph.edges:
             self.follow(edge)
 
@@ -38,12 +39,15 @@ class Extractor:
         """Specs that the edge's uses go through, from where the value was made."""
         if self.graph.nodes[edge.target].kind == "view":
             return  # its own edges tell the whole way
-        whole: list[Spec] = []
         chain = [edge]
         while self.graph.nodes[chain[0].source].kind == "view":
             chain.insert(0, self.arriving[chain[0].source])
-        for part in chain:
-            whole += settled(self.chosen.source_spec(part), self.chosen.path(part))
+        parts = [settled(self.chosen.source_spec(part), self.chosen.path(part)) for part in chain]
+        if self.graph.nodes[edge.target].scope and len(chain) > 1 and not self.graph.nodes[chain[0].target].scope:
+            before = parts.pop(0)
+            if before:
+                self.kept[edge.value] = tuple(before)
+        whole: list[Spec] = [spec for part in parts for spec in part]
         if not whole:
             return
         for use in edge.uses:

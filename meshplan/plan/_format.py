@@ -102,6 +102,7 @@ class PlanFile:
     collectives: tuple[CollectiveRow, ...]
     ops: tuple[OpRow, ...]
     stated: tuple[tuple[str, str], ...] = ()
+    kept: tuple[tuple[int, int], ...] = ()
 
 
 ROWS: dict[str, tuple[str, ...]] = {

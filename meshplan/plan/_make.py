@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from meshplan.core import Axes
-from meshplan.plan._advice import gathered_again_notes, micro_batch_notes
+from meshplan.plan._advice import gathered_again_notes, kept_notes, micro_batch_notes
 from meshplan.plan._collide import collision_notes
 from meshplan.plan._data import Candidate, HeldBytes, PlanData
 from meshplan.plan._extract import Extractor, fingerprint, made_specs
@@ -27,6 +27,7 @@ def plan_data(
     arguments = extractor.arguments(argument_dims(search), frozenset(search.pins.arguments))
     ops = extractor.operations()
     made = made_specs(arguments, ops, program)
+    kept = tuple(sorted(extractor.kept.items()))
     offers = [f for notes in (micro_batch_notes, gathered_again_notes) for f in notes(program, found.mesh, ops, made)]
     return PlanData(
         step=step, fingerprint=fingerprint(program), machine=search.machine.name, mesh=found.mesh,
@@ -43,8 +44,9 @@ def plan_data(
             )
             for f in tried
         ),
-        pins=tuple(pins.items()), notes=(*program.notes, *search.pins.notes, *collision_notes(search, found), *offers),
+        pins=tuple(pins.items()), notes=(*program.notes, *search.pins.notes, *collision_notes(search, found), *offers, *kept_notes(program, found.mesh, kept)),
         rules=logical_rules(search, found), template=template, workload=workload, donated=donated,
+        kept=kept,
         stated=tuple(stated_pins(search.pins).items()),
     )
 

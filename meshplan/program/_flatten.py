@@ -11,7 +11,7 @@ import numpy as np
 
 from meshplan.core import _jax, _jax_pins
 from meshplan.hints import Pin, pin_of_sharding, tagged_names
-from meshplan.program._program import CARRY, MERGE, PIN, SLICE, STACK, Key, Op, Region, Value, runs_of
+from meshplan.program._program import CARRY, MERGE, PIN, SLICE, STACK, Block, Key, Op, Region, Value, runs_of
 from meshplan.rules import Aval, Bounds, OpRule, OpView, result_bounds
 
 RuleFor = Callable[[OpView], tuple[OpRule, bool]]
@@ -34,6 +34,7 @@ class Walker:
         self.ignored_constraints = 0  # `with_sharding_constraint` of the user's: the plan's specs take their place
         self.opened: dict[str, int] = {}  # calls whose name or metadata the compiler will not see, by their names
         self.scopes = 0
+        self.blocks: list[Block] = []
         self._avals: dict[Any, Aval] = {}
         self._views: dict[Any, tuple[OpView, OpRule, bool]] = {}
         self.bounds: dict[int, Bounds] = {}  # least and largest value of integer values, where anything is known
@@ -125,6 +126,8 @@ class Walker:
         """Add what one equation does: calls opened in place, loops and branches as regions; returns its results."""
         body = _jax.call_body(eqn)
         if body is None and _jax.is_remat(eqn):
+            if (region, scope) == (0, 0):
+                self.blocks.append(Block(key, tuple(a if isinstance(a, int) else None for a in atoms)))
             body, self.scopes = eqn.params["jaxpr"], self.scopes + 1
             scope = self.scopes
         if body is not None:

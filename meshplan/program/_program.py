@@ -81,6 +81,14 @@ class Op:
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """A rematerialised block of the step itself: `values` enter it, None for a literal."""
+
+    key: Key
+    values: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Leaf:
     """One array among the arguments or results. `pair`: the other end of a donated pair, or -1."""
 
@@ -114,6 +122,7 @@ class Program:
     follows: dict[int, Followed] = field(default_factory=dict)
     results_follow: dict[int, Followed] = field(default_factory=dict)
     consumers: list[list[tuple[int, int]]] = field(default_factory=list)
+    blocks: tuple[Block, ...] = ()
 
     def nbytes(self, value: int) -> int:
         """Bytes of the whole value."""

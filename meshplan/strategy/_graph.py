@@ -352,19 +352,31 @@ class _Builder:
         node = self.nodes[source]
         have = self.have(node, value)
         targets = {e.target for e in edges}
-        if (value in node.partial or node.kind == "sum") and len(targets) > 1:
+        summed = value in node.partial or node.kind == "sum"
+        if summed and len(targets) > 1:
             source, have = self.add_view(source, value, have, node.count, node.region, node.scope, edges)
         by_place: dict[tuple[int, int], list[Edge]] = {}
         for e in edges:
             target = self.nodes[e.target]
             if target.kind == "anchor" and not e.stored:
                 by_place.setdefault((target.region, target.scope), []).append(e)
-        shared = {id(e) for group in by_place.values() if len(group) > 1 for e in group}
+        viewed = {id(e) for group in by_place.values() for e in group}
+        self.edges += [replace(e, source=source, have=have) for e in edges if id(e) not in viewed]
+        if not summed and self.enters_blocks(node, list(by_place)):  # moved once for all of them, and kept, or in each of them
+            products = [e for group in by_place.values() for e in group]
+            source, have = self.add_view(source, value, have, node.count, node.region, node.scope, products)
         for (region, scope), group in by_place.items():
+            start, dims = source, have
             if len(group) > 1:
-                view, dims = self.add_view(source, value, have, group[0].count, region, scope, group)
-                self.edges += [replace(e, source=view, have=dims) for e in group]
-        self.edges += [replace(e, source=source, have=have) for e in edges if id(e) not in shared]
+                start, dims = self.add_view(source, value, have, group[0].count, region, scope, group)
+            self.edges += [replace(e, source=start, have=dims) for e in group]
+
+    @staticmethod
+    def enters_blocks(node: Node, places: list[tuple[int, int]]) -> bool:
+        """Whether a value of the step itself is read by products outside and inside of rematerialised blocks."""
+        return (node.region, node.scope) == (0, 0) and all(region == 0 for region, _ in places) and (
+            len(places) > 1 and any(scope for _, scope in places)
+        )
 
     def have(self, node: Node, value: int) -> Dims:
         """Dims of a value where it is made or stored."""
