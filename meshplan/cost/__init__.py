@@ -18,3 +18,5 @@ from meshplan.cost._problem import Solution as Solution
 from meshplan.cost._rates import Rates as Rates
 from meshplan.cost._reshard import Step as Step
 from meshplan.cost._reshard import reshard_path as reshard_path
+from meshplan.cost._timeline import Stretch as Stretch
+from meshplan.cost._timeline import timeline_of as timeline_of

@@ -12,7 +12,7 @@ from meshplan.cost._combine import COMBINED_BYTES, SMALL_BYTES
 from meshplan.cost._emission import Emission
 from meshplan.cost._problem import FORBIDDEN, Floats
 from meshplan.cost._reshard import Step, canonical, reshard_path, room_of
-from meshplan.machine import Machine, collective_rate
+from meshplan.machine import CollectiveLine, Machine, collective_lines, collective_rate
 
 # The search prices even a sum that others take along: it is copied to them and back, and where it depends on one
 # of them it splits them up. For nothing, tiny sums would be split over devices to save nanoseconds.
@@ -35,6 +35,7 @@ class Rates:
         self.machine, self.mesh = machine, mesh
         self.emission = Emission(machine.chip.platform)
         self._rates: dict[tuple[CollectiveKind, Axes], tuple[float, float]] = {}
+        self._lines: dict[tuple[CollectiveKind, Axes], tuple[CollectiveLine, ...]] = {}
         self._paths: dict[tuple[Spec, Spec, Room], tuple[Step, ...]] = {}
         self._linear: dict[tuple[Spec, Spec, Room], Linear] = {}
         self._codes: dict[Spec, tuple[int, ...] | None] = {}
@@ -47,6 +48,13 @@ class Rates:
         if key not in self._rates:
             self._rates[key] = collective_rate(self.machine, self.mesh, kind, axes)
         return self._rates[key]
+
+    def fitted_seconds(self, kind: CollectiveKind, axes: Axes, nbytes: float) -> float:
+        """Seconds of one collective by the best algorithm at these bytes, with the figures of its library."""
+        key = (kind, axes)
+        if key not in self._lines:
+            self._lines[key] = collective_lines(self.machine, self.mesh, kind, axes)
+        return min((line.seconds(nbytes) for line in self._lines[key]), default=0.0)
 
     def room(self, shape: tuple[int, ...]) -> Room:
         """Into how many shards the dims of an array may be cut on its way; None where any mesh axes divide them all."""

@@ -1,6 +1,7 @@
 """A step on a timeline: computation in the program's order, collectives beside it as soon as they may start.
 
-Modelled, not measured. Each operation takes its roofline's seconds; a collective starts when what it sends is there and
+Modelled, not measured. Each operation takes its roofline's seconds, memory traffic included; a collective takes those
+of the best algorithm with its library's fitted figures. It starts when what it sends is there and
 holds back what reads its result; collectives over the same links queue. A loop's body is simulated once: no collective
 reaches over the end of an iteration, as in XLA's while loops. On CPU nothing overlaps.
 """
@@ -34,6 +35,12 @@ class Stretch:
     def seconds(self) -> float:
         """All turns, loops inside included."""
         return self.trips * self.timeline.makespan_seconds
+
+    @property
+    def busy_seconds(self) -> float:
+        """Time in which something is computed, in all turns."""
+        own = self.timeline.compute_seconds() - sum(s.seconds for s in self.inner.values())
+        return self.trips * (own + sum(s.busy_seconds for s in self.inner.values()))
 
     @property
     def exposed_seconds(self) -> float:
@@ -96,7 +103,8 @@ class _Builder:
 
     def stretch(self, region: int) -> Stretch:
         """One turn of a region on a timeline of its own."""
-        runs, items = self.runs.get(region, []), self.items.get(region, [])
+        runs = self.runs.get(region, [])
+        items = self._late_last(runs, self.items.get(region, []))
         order = {op: at for at, item in enumerate(items) for op in self._ops_of(item)}
         waiting, ready = self._waits(runs, order)
         tasks, inner, collectives = TaskList(), {}, {}
@@ -128,6 +136,26 @@ class _Builder:
         done = simulate(tasks.build(), self.device.resources)
         return Stretch(trips=trips, timeline=done, collectives=collectives, inner=inner)
 
+    def _late_last(self, runs: list[Run], items: list[Op | int]) -> list[Op | int]:
+        """The order with those at the end that wait for a collective and that no product waits for.
+
+        Compilers that run collectives beside computation put such operations off (XLA's latency-hiding scheduler): a
+        gradient that is only put away, or added up, holds nothing back while it is reduced.
+        """
+        if not self.asynchronous or not runs:
+            return items
+        urgent = self.chosen.model.space.urgent
+        late = {op for run in runs for e in run.members for op in self._readers(e) if op not in urgent}
+        last: list[Op | int] = []
+        first: list[Op | int] = []
+        for item in items:
+            if isinstance(item, int) or item.index in urgent or item.index not in late:
+                first.append(item)
+                continue
+            last.append(item)
+            late.update(use for v in item.results for use, _ in self.program.consumers[v] if use > item.index)
+        return [*first, *last]
+
     def _ops_of(self, item: Op | int) -> Iterator[int]:
         if isinstance(item, int):
             for inner in self.items.get(item, ()):
@@ -158,11 +186,11 @@ class _Builder:
 
     def _collective(self, tasks: TaskList, run: Run, after: int) -> int:
         c = run.members[0].collective
-        latency, per_byte = self.chosen.model.rates.collective(c.kind, c.axes)
         nbytes = sum(e.collective.nbytes for e in run.members)
+        seconds = self.chosen.model.rates.fitted_seconds(c.kind, c.axes, nbytes)
         uses = self._links(c.axes) if self.asynchronous else [self.device.compute, *self._links(c.axes)]
         return tasks.add(
-            "collective", seconds=latency + per_byte * nbytes, uses=uses, after=[after] if after >= 0 else [],
+            "collective", seconds=seconds, uses=uses, after=[after] if after >= 0 else [],
             nbytes=nbytes, name=c.kind, source=c.source, detail=c.kind,
         )
 

@@ -11,6 +11,8 @@ from meshplan.plan._data import Candidate as Candidate
 from meshplan.plan._data import HeldBytes as HeldBytes
 from meshplan.plan._data import OpPlan as OpPlan
 from meshplan.plan._data import PlanData as PlanData
+from meshplan.plan._data import StepTimeline as StepTimeline
+from meshplan.plan._data import Wait as Wait
 from meshplan.plan._decode import from_bytes as from_bytes
 from meshplan.plan._diff import CollectiveChange as CollectiveChange
 from meshplan.plan._diff import FigureChange as FigureChange

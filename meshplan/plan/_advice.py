@@ -68,8 +68,8 @@ def kept_notes(program: Program, mesh: MeshShape, kept: Sequence[tuple[int, Path
     several = _several([describe(program, v) for v, _ in kept])
     nbytes = sum(program.nbytes(v) / path[-1].shards(mesh) for v, path in kept)
     return [
-        f"gathered once and kept for rematerialised blocks: {several}, {format_bytes(nbytes)} a device from the forward "
-        "pass on. Under a memory limit that leaves no room for them they are gathered again in the blocks."
+        f"gathered once and kept for rematerialised blocks: {several}, {format_bytes(nbytes)} a device from the "
+        "forward pass on. Under a memory limit that leaves no room for them they are gathered again in the blocks."
     ]
 
 

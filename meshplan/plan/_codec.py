@@ -24,6 +24,7 @@ from meshplan.plan._format import (
     HeldRow,
     OpRow,
     PlanFile,
+    WaitRow,
     to_figure,
 )
 
@@ -69,6 +70,7 @@ def to_bytes(data: PlanData) -> bytes:
     import msgspec
 
     tables = Tables(data)
+    line = data.timeline
     plain: dict[str, Any] = {name: getattr(data, name) for name in TEXTS}
     plain |= {name: to_figure(getattr(data, name)) for name in FIGURES}
     file = PlanFile(
@@ -83,6 +85,8 @@ def to_bytes(data: PlanData) -> bytes:
         texts=tuple(tables.texts), arguments=tuple(map(tables.array, data.arguments)),
         results=tuple(map(tables.array, data.results)), collectives=tuple(map(tables.collective, data.collectives)),
         ops=tuple(map(tables.op, data.ops)), kept=tuple((int(v), tables.path_at[p]) for v, p in data.kept),
+        timeline=line and (line.seconds, line.busy_seconds, line.exposed_seconds, line.hidden_seconds),
+        waits=tuple(WaitRow(w.kind, w.axes, w.source, w.runs, w.seconds) for w in line.waits) if line else (),
         **plain,
     )
     encode = msgspec.json.encode

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from meshplan.core import Collective, MeshShape, Spec
+from meshplan.core import Axes, Collective, CollectiveKind, MeshShape, Spec
 
 Path = tuple[Spec, ...]
 
@@ -64,6 +64,35 @@ class HeldBytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Collectives of one kind over some axes from one line of source, and how long a step waits for them in all.
+
+    `runs`: how often one runs in a step.
+    """
+
+    kind: CollectiveKind
+    axes: Axes
+    source: str
+    runs: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimeline:
+    """A step on a timeline, modelled: computation in the program's order, collectives beside it where they may be.
+
+    `busy_seconds`: computation, memory traffic included; `exposed_seconds`: collectives that nothing is computed
+    beside; `hidden_seconds`: those beside computation. `waits`: what the exposed ones are, the longest first.
+    """
+
+    seconds: float
+    busy_seconds: float
+    exposed_seconds: float
+    hidden_seconds: float
+    waits: tuple[Wait, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanData:
     """All that a plan says. Seconds and bytes are predicted, per device and step.
 
@@ -97,6 +126,7 @@ class PlanData:
     donated: tuple[int, ...] = field(default=())
     stated: tuple[tuple[str, str], ...] = ()
     kept: tuple[tuple[int, Path], ...] = ()
+    timeline: StepTimeline | None = None
 
     @property
     def step_seconds(self) -> float:

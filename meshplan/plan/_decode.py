@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshplan.core import Collective, MeshShape, PlanFileError, Spec
-from meshplan.plan._data import ArrayPlan, Candidate, HeldBytes, OpPlan, PlanData
+from meshplan.plan._data import ArrayPlan, Candidate, HeldBytes, OpPlan, PlanData, StepTimeline, Wait
 from meshplan.plan._data import Path as SpecPath
 from meshplan.plan._format import (
     FIGURES,
@@ -155,6 +155,15 @@ class _Reader:
     def each(self, name: str, read: Callable[..., Any], *more: int) -> tuple[Any, ...]:
         return tuple(read(row, f"{name}[{i}]", *more) for i, row in enumerate(getattr(self.file, name)))
 
+    def timeline(self) -> StepTimeline | None:
+        if self.file.timeline is None:
+            return None
+        seconds, busy, exposed, hidden = self.file.timeline
+        waits = tuple(Wait(**row._asdict()) for row in self.file.waits)
+        return StepTimeline(
+            seconds=seconds, busy_seconds=busy, exposed_seconds=exposed, hidden_seconds=hidden, waits=waits
+        )
+
     def data(self) -> PlanData:
         file = self.file
         plain: dict[str, Any] = {name: getattr(file, name) for name in TEXTS}
@@ -171,6 +180,7 @@ class _Reader:
                 )
                 for c in file.candidates
             ),
-            kept=tuple((v, self.at(self.paths, p, "kept")) for v, p in file.kept), pins=file.pins, stated=file.stated, rules=file.rules, notes=file.notes, donated=file.donated,
+            timeline=self.timeline(), kept=tuple((v, self.at(self.paths, p, "kept")) for v, p in file.kept),
+            pins=file.pins, stated=file.stated, rules=file.rules, notes=file.notes, donated=file.donated,
             **plain,
         )

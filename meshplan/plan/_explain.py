@@ -20,9 +20,10 @@ from meshplan.cost import Rates, reshard_path
 from meshplan.hints import find, match, nearest_paths
 from meshplan.plan._data import ArrayPlan, PlanData
 from meshplan.plan._group import PathGroup, grouped
-from meshplan.plan._price import CollectiveCost, collective_costs, machine_of, short_sources
+from meshplan.plan._price import CollectiveCost, collective_costs, machine_of, short_source, short_sources
 
-TOPICS = ("collectives", "memory")
+TOPICS = ("collectives", "memory", "time")
+MOST_WAITS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,8 @@ class Explanation:
 def explain(data: PlanData, subject: str) -> Explanation:
     """What the plan does with an argument or result, named by its path or by a pattern as in pins.
 
-    `subject` may also be "collectives" (all of them by source line) or "memory" (what is held at the peak).
+    `subject` may also be "collectives" (all of them by source line), "memory" (what is held at the peak) or "time"
+    (what a step computes, and which collectives it waits for).
     Raises `ArgumentError` with the nearest paths where nothing matches.
     """
     if subject == "collectives":
@@ -49,6 +51,8 @@ def explain(data: PlanData, subject: str) -> Explanation:
         return Explanation(subject=subject, text="\n".join(_collectives_text(data, costs)), collectives=costs)
     if subject == "memory":
         return Explanation(subject=subject, text="\n".join(_memory_text(data)))
+    if subject == "time":
+        return Explanation(subject=subject, text="\n".join(_time_text(data)))
     side, arrays = _found(data, subject)
     parts: list[str] = []
     costs: tuple[CollectiveCost, ...] = ()
@@ -70,7 +74,7 @@ def _found(data: PlanData, subject: str) -> tuple[Literal["argument", "result"],
         known = (*paths, *(r.path for r in data.results))
         raise ArgumentError(
             f"'{subject}' matches no argument or result of the plan. {nearest_paths(subject, known)} Or ask for "
-            f"{' or '.join(TOPICS)}."
+            f"{', '.join(TOPICS[:-1])} or {TOPICS[-1]}."
         ) from error
 
 
@@ -197,6 +201,31 @@ def _collectives_text(data: PlanData, costs: Sequence[CollectiveCost]) -> list[s
         ))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [head, *("  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)).rstrip() for row in rows)]
+
+
+def _time_text(data: PlanData) -> list[str]:
+    line = data.timeline
+    if line is None:
+        return ["this plan was saved without a timeline: plan again."]
+    flops = format_seconds(data.compute_seconds)
+    lines = [
+        f"{format_seconds(line.seconds)} a step on a timeline, modelled",
+        f"  {format_seconds(line.busy_seconds)} computing: {flops} of FLOPs at peak rate, the rest memory traffic",
+        f"  {format_seconds(line.exposed_seconds)} waiting for collectives",
+        f"  {format_seconds(line.hidden_seconds)} of collectives hidden beside computation",
+        "the collectives on the critical path, those it waits for longest first:" if line.waits else
+        "no collective is on the critical path",
+    ]
+    shown = line.waits[:MOST_WAITS]
+    times = [format_seconds(w.seconds) for w in shown]
+    width = max(map(len, times), default=0)
+    for w, time in zip(shown, times, strict=True):
+        where = f" at {short_source(w.source)}" if w.source else ""
+        lines.append(f"  {time.rjust(width)}  {w.runs:g} x {w.kind} over {'+'.join(w.axes)}{where}")
+    rest = line.waits[MOST_WAITS:]
+    if rest:
+        lines.append(f"  {format_seconds(sum(w.seconds for w in rest)).rjust(width)}  {len(rest)} more")
+    return lines
 
 
 def _memory_text(data: PlanData) -> list[str]:

@@ -64,6 +64,14 @@ class CandidateRow(NamedTuple):
     feasible: bool
 
 
+class WaitRow(NamedTuple):
+    kind: CollectiveKind
+    axes: tuple[str, ...]
+    source: str
+    runs: float
+    seconds: float
+
+
 class HeldRow(NamedTuple):
     what: str
     nbytes: Figure
@@ -103,6 +111,8 @@ class PlanFile:
     ops: tuple[OpRow, ...]
     stated: tuple[tuple[str, str], ...] = ()
     kept: tuple[tuple[int, int], ...] = ()
+    timeline: tuple[float, float, float, float] | None = None  # seconds in all, busy, exposed, hidden
+    waits: tuple[WaitRow, ...] = ()
 
 
 ROWS: dict[str, tuple[str, ...]] = {
@@ -113,7 +123,7 @@ FIGURES = (
     "flops", "compute_seconds", "communication_seconds", "argument_bytes", "peak_bytes", "memory_limit", "gap",
 )
 TEXTS = ("step", "workload", "template", "fingerprint", "machine")
-LINES = (*ROWS, "specs", "paths", "texts", "notes", "stated")
+LINES = (*ROWS, "specs", "paths", "texts", "notes", "stated", "waits")
 
 
 def to_figure(x: float) -> Figure:

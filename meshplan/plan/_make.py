@@ -11,6 +11,7 @@ from meshplan.plan._data import Candidate, HeldBytes, PlanData
 from meshplan.plan._extract import Extractor, fingerprint, made_specs
 from meshplan.plan._pins import stated_pins
 from meshplan.plan._search import Found, Search
+from meshplan.plan._step_timeline import step_timeline
 from meshplan.rules import Dims
 from meshplan.strategy import DimClasses
 
@@ -29,6 +30,7 @@ def plan_data(
     made = made_specs(arguments, ops, program)
     kept = tuple(sorted(extractor.kept.items()))
     offers = [f for notes in (micro_batch_notes, gathered_again_notes) for f in notes(program, found.mesh, ops, made)]
+    offers += kept_notes(program, found.mesh, kept)
     return PlanData(
         step=step, fingerprint=fingerprint(program), machine=search.machine.name, mesh=found.mesh,
         arguments=arguments, results=extractor.results(), ops=ops, collectives=prediction.collectives,
@@ -44,9 +46,9 @@ def plan_data(
             )
             for f in tried
         ),
-        pins=tuple(pins.items()), notes=(*program.notes, *search.pins.notes, *collision_notes(search, found), *offers, *kept_notes(program, found.mesh, kept)),
+        pins=tuple(pins.items()), notes=(*program.notes, *search.pins.notes, *collision_notes(search, found), *offers),
         rules=logical_rules(search, found), template=template, workload=workload, donated=donated,
-        kept=kept,
+        kept=kept, timeline=step_timeline(found.chosen),
         stated=tuple(stated_pins(search.pins).items()),
     )
 

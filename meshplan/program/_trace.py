@@ -166,7 +166,8 @@ def _flatten(call: Call, traced: Any, args: tuple[Any, ...], kwargs: dict[str, A
         values=walker.values, ops=walker.ops, regions=walker.regions, args=tuple(arg_leaves),
         results=tuple(out_leaves), names=walker.names, jaxpr=traced.jaxpr,
         in_tree=jax.tree.structure((args, kwargs)), out_tree=out_tree, notes=notes, consumers=consumers,
-        states_shardings=walker.states_shardings, pins=walker.pins, blocks=tuple(walker.blocks), **_follows(dynamic, out_info),
+        states_shardings=walker.states_shardings, pins=walker.pins, blocks=tuple(walker.blocks),
+        **_follows(dynamic, out_info),
     )
 
 

@@ -41,6 +41,7 @@ from meshplan.report._doc import (
 MOST_PICTURES = 4
 MOST_DOWN, MOST_ACROSS = 8, 16
 MOST_ROWS = 40
+MOST_WAITS = 12
 
 
 def plan_doc(data: PlanData) -> Doc:
@@ -48,7 +49,9 @@ def plan_doc(data: PlanData) -> Doc:
     parts: list[Part] = [_figures(data), _bars(data)]
     for heading, section in (
         ("How the arrays lie on the devices", _pictures(data)), ("Arguments", [arguments_table(data)]),
-        ("Results", _results(data)), ("Collectives", collectives_section(data)), ("Memory at the peak", _memory(data)),
+        ("Results", _results(data)), ("Collectives", collectives_section(data)),
+        ("What a step waits for", _waits(data)),
+        ("Memory at the peak", _memory(data)),
         ("Mesh shapes tried", _candidates(data)), ("Pins", _pins(data)), ("Axes of named dims", _rules(data)),
         ("Notes", [Paragraph(note) for note in data.notes]),
     ):
@@ -76,9 +79,19 @@ def _figures(data: PlanData) -> Figures:
         ("step, predicted", format_seconds(data.step_seconds), "compute + communication, not overlapped"),
         ("compute", format_seconds(data.compute_seconds), f"{format_flops(data.flops)} a device"),
         ("communication", format_seconds(data.communication_seconds), f"{format_bytes(moved)} in collectives"),
+        *_on_timeline(data),
         ("peak memory", format_bytes(data.peak_bytes), "a device" + share),
         ("gap", f"{data.gap:.1%}" if data.gap > 1e-6 else "0", gap),
     ))
+
+
+def _on_timeline(data: PlanData) -> list[tuple[str, str, str]]:
+    line = data.timeline
+    if line is None:
+        return []
+    busy, exposed, hidden = map(format_seconds, (line.busy_seconds, line.exposed_seconds, line.hidden_seconds))
+    told = f"{busy} computing with memory traffic, {exposed} waiting, {hidden} of collectives hidden; modelled"
+    return [("on a timeline", format_seconds(line.seconds), told)]
 
 
 def _bars(data: PlanData) -> Bars:
@@ -229,6 +242,23 @@ def costs_table(costs: Sequence[CollectiveCost]) -> Table:
         for c in costs
     )
     return Table(columns("kind", "`over", ">runs", ">bytes", ">time", "`source", "~operations"), rows)
+
+
+def _waits(data: PlanData) -> list[Part]:
+    """The collectives on the timeline's critical path."""
+    line = data.timeline
+    if line is None or not line.waits:
+        return []
+    longest = line.waits[0].seconds
+    rows = tuple(
+        (
+            Cell(w.kind), Cell("+".join(w.axes)), Cell(f"{w.runs:g}"),
+            Cell(format_seconds(w.seconds), share=w.seconds / longest), Cell(short_sources(w.source) or "?"),
+        )
+        for w in line.waits[:MOST_WAITS]
+    )
+    said = "Collectives that nothing is computed beside, on the modelled timeline; the longest first."
+    return [Paragraph(said, "quiet"), Table(columns("kind", "`over", ">runs", ">waiting", "`source"), rows)]
 
 
 def _memory(data: PlanData) -> list[Part]:

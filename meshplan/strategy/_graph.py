@@ -362,7 +362,7 @@ class _Builder:
                 by_place.setdefault((target.region, target.scope), []).append(e)
         viewed = {id(e) for group in by_place.values() for e in group}
         self.edges += [replace(e, source=source, have=have) for e in edges if id(e) not in viewed]
-        if not summed and self.enters_blocks(node, list(by_place)):  # moved once for all of them, and kept, or in each of them
+        if not summed and self.enters_blocks(node, list(by_place)):  # moved once for all and kept, or in each of them
             products = [e for group in by_place.values() for e in group]
             source, have = self.add_view(source, value, have, node.count, node.region, node.scope, products)
         for (region, scope), group in by_place.items():

@@ -10,8 +10,9 @@ import pytest
 from jax import lax
 
 from meshplan.core import MeshShape
-from meshplan.cost._timeline import Stretch, timeline_of
+from meshplan.cost import timeline_of
 from meshplan.plan import Found, Search
+from meshplan.plan._step_timeline import step_timeline
 from tests._programs import adam_args, adam_step, block_args, block_step, f32, search_of
 
 MACHINES = ("cpu:8", "h100:1x8", "tpu-v5e:2x4")
@@ -39,22 +40,23 @@ def found_for(name: str, machine: str, template: str, **mesh: int) -> Found:
     return found
 
 
-def computed(stretch: Stretch) -> float:
-    """Seconds in which the compute engine works, loops opened."""
-    loops = sum(s.seconds for s in stretch.inner.values())
-    own = stretch.timeline.compute_seconds() - loops
-    return stretch.trips * (own + sum(computed(s) for s in stretch.inner.values()))
+def all_collectives(found: Found) -> float:
+    """Seconds of all collectives, one after the other."""
+    rates = found.chosen.model.rates
+    return sum(
+        run.count * rates.fitted_seconds(c.kind, c.axes, sum(e.collective.nbytes for e in run.members))
+        for run in found.chosen.runs() for c in [run.members[0].collective]
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("template", ["dp", "fsdp", "megatron"])
 @pytest.mark.parametrize("name", CASES)
 def test_without_overlap_a_step_is_its_roofline_and_all_its_collectives(name: str, template: str):
     found = found_for(name, "cpu:8", template, data=4, model=2)
-    step, prediction = timeline_of(found.chosen), found.prediction
-    assert step.collective_seconds == pytest.approx(prediction.communication_seconds)
-    assert step.exposed_seconds == pytest.approx(prediction.communication_seconds)
-    roofline = found.chosen.roofline_seconds()
-    assert step.seconds == pytest.approx(roofline + prediction.communication_seconds)
+    step, communication = timeline_of(found.chosen), all_collectives(found)
+    assert step.collective_seconds == pytest.approx(communication)
+    assert step.exposed_seconds == pytest.approx(communication)
+    assert step.seconds == pytest.approx(found.chosen.roofline_seconds() + communication)
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -63,7 +65,7 @@ def test_without_overlap_a_step_is_its_roofline_and_all_its_collectives(name: st
 def test_overlap_shortens_a_step_and_never_below_its_longer_part(name: str, template: str, machine: str):
     found = found_for(name, machine, template, data=4, model=2)
     step = timeline_of(found.chosen)
-    compute, communication = computed(step), found.prediction.communication_seconds
+    compute, communication = step.busy_seconds, all_collectives(found)
     assert compute == pytest.approx(found.chosen.roofline_seconds())
     assert step.collective_seconds <= communication * (1 + 1e-9)
     assert 0 <= step.exposed_seconds <= step.collective_seconds * (1 + 1e-9)
@@ -83,7 +85,7 @@ def test_a_gradient_is_reduced_while_the_next_is_computed():
     found = found_for("adam", "h100:1x8", "dp", data=8)
     step = timeline_of(found.chosen)
     assert not step.inner
-    assert step.exposed_seconds <= found.prediction.communication_seconds
+    assert step.exposed_seconds <= all_collectives(found)
     again = timeline_of(found.chosen)
     assert again.timeline == step.timeline, "bit by bit"
 
@@ -92,3 +94,20 @@ def test_the_body_of_a_loop_counts_with_its_trips():
     step = timeline_of(found_for("scanned", "h100:1x8", "dp", data=8).chosen)
     assert [s.trips for s in step.inner.values()] == [6.0, 6.0]
     assert step.seconds > sum(s.seconds for s in step.inner.values())
+
+
+def test_what_is_only_put_away_waits_at_the_end_of_its_region():
+    """Gradients of a loop's body are reduced beside the rest of it; a machine that waits at once hides nothing."""
+    beside, at_once = (timeline_of(found_for("scanned", m, "dp", data=8).chosen) for m in ("h100:1x8", "cpu:8"))
+    assert beside.exposed_seconds < 0.95 * beside.collective_seconds
+    assert at_once.exposed_seconds == pytest.approx(at_once.collective_seconds)
+
+
+def test_figures_of_a_timeline_name_the_lines_that_are_waited_for():
+    found = found_for("adam", "h100:1x8", "fsdp", data=8)
+    line, step = step_timeline(found.chosen), timeline_of(found.chosen)
+    assert line.seconds == step.seconds and line.hidden_seconds >= 0
+    assert line.busy_seconds + line.exposed_seconds == pytest.approx(line.seconds)
+    assert sum(w.seconds for w in line.waits) == pytest.approx(line.exposed_seconds)
+    assert list(line.waits) == sorted(line.waits, key=lambda w: -w.seconds)
+    assert all(w.source and w.runs >= 1 and w.axes == ("data",) for w in line.waits)

@@ -20,6 +20,8 @@ from meshplan.plan import (
     HeldBytes,
     OpPlan,
     PlanData,
+    StepTimeline,
+    Wait,
     check_program,
     from_bytes,
     load,
@@ -84,6 +86,20 @@ def plans(draw: st.DrawFn) -> PlanData:
         pins=tuple(draw(st.lists(st.tuples(TEXT, TEXT), max_size=2))), notes=tuple(draw(st.lists(TEXT, max_size=2))),
         rules=tuple(draw(st.lists(st.tuples(TEXT, st.sampled_from(((), AXES))), max_size=2))),
         donated=tuple(draw(st.lists(st.integers(0, 3), max_size=2))), workload=draw(TEXT), template=draw(TEXT),
+        kept=tuple(draw(st.lists(st.tuples(st.integers(0, 99), path), max_size=2))),
+        timeline=draw(st.none() | timelines()),
+    )
+
+
+def timelines() -> st.SearchStrategy[StepTimeline]:
+    waits = st.builds(
+        Wait, kind=st.sampled_from(KINDS), axes=st.sampled_from(((), AXES)), source=TEXT, runs=st.floats(0, 1e6),
+        seconds=st.floats(0, 1e3),
+    )
+    seconds = st.floats(0, 1e3)
+    return st.builds(
+        StepTimeline, seconds=seconds, busy_seconds=seconds, exposed_seconds=seconds, hidden_seconds=seconds,
+        waits=st.lists(waits, max_size=2).map(tuple),
     )
 
 

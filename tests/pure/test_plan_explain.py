@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from inline_snapshot import snapshot
 
 from meshplan.core import ArgumentError
-from meshplan.plan import collective_costs, explain, in_words
+from meshplan.plan import StepTimeline, Wait, collective_costs, explain, in_words
 from tests._plans import MESH, array, make_plan, spec
 
 
@@ -67,7 +69,7 @@ def test_an_unknown_path_names_the_nearest() -> None:
         explain(make_plan(), "params/layers/0/upp")
     assert str(caught.value) == snapshot(
         "'params/layers/0/upp' matches no argument or result of the plan. Nearest: state/params/layers/0/up, "
-        "0/params/layers/0/up, state/mu/layers/0/up. Or ask for collectives or memory."
+        "0/params/layers/0/up, state/mu/layers/0/up. Or ask for collectives, memory or time."
     )
     with pytest.raises(ArgumentError, match="matches no argument or result"):
         explain(make_plan(), "params/(")
@@ -91,6 +93,25 @@ the largest of what is held at the peak:
   32.8 kB  state/params/embed float32[512,64]
   1.97 MB  all else\
 """)
+
+
+def test_time_on_the_timeline_and_what_is_waited_for() -> None:
+    waits = (
+        Wait(kind="all-reduce", axes=("data",), source="/home/me/models/gpt.py:12", runs=16, seconds=1.5e-3),
+        Wait(kind="all-gather", axes=("data", "model"), source="", runs=1, seconds=2e-6),
+    )
+    line = StepTimeline(seconds=5e-3, busy_seconds=3.498e-3, exposed_seconds=1.502e-3, hidden_seconds=0.0, waits=waits)
+    assert str(explain(make_plan(timeline=line), "time")) == snapshot("""\
+5 ms a step on a timeline, modelled
+  3.5 ms computing: 3 ms of FLOPs at peak rate, the rest memory traffic
+  1.5 ms waiting for collectives
+  0 s of collectives hidden beside computation
+the collectives on the critical path, those it waits for longest first:
+  1.5 ms  16 x all-reduce over data at models/gpt.py:12
+    2 us  1 x all-gather over data+model\
+""")
+    assert "no collective is on the critical path" in str(explain(make_plan(timeline=replace(line, waits=())), "time"))
+    assert str(explain(make_plan(), "time")) == "this plan was saved without a timeline: plan again."
 
 
 def test_costs_without_a_known_machine_have_no_seconds() -> None:
