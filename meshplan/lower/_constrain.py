@@ -16,7 +16,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from meshplan.core import Spec, _jax, _jax_local, _jax_pins
-from meshplan.lower._guard import guarded
+from meshplan.lower._guard import guarded, has_batch_of_one, transformed
 from meshplan.lower._local import Local
 from meshplan.program import Key
 
@@ -116,6 +116,8 @@ class Evaluator:
         args = guarded(eqn, args, self.mesh.size) if self.mesh is not None else args
         if local is None and self.mesh is not None and eqn.primitive.name == "shard_map":
             return _jax_local.bind_over(eqn, args, self.mesh)
+        if local is None and has_batch_of_one(eqn):
+            return transformed(eqn, args[0])
         if local is None:
             return _jax.bind(eqn, args, {})
         return _jax_local.bind_on_shards(eqn, args, local.run, self.mesh, local.operands, local.results)

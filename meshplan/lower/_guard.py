@@ -1,6 +1,6 @@
-"""Equations that XLA computes wrong on shards, written so that it computes them right.
+"""Equations that XLA computes wrong on shards, or not at all, written so that it computes them right.
 
-Both come from one pass of jax 0.10's XLA (they are gone in jax 0.12): a dynamic slice of a dynamic slice becomes one
+Two come from one pass of jax 0.10's XLA (they are gone in jax 0.12): a dynamic slice of a dynamic slice becomes one
 slice at the sum of both starts, although each start is clamped by itself, so that a start out of range counts in full.
 
 * A scatter of one row is expanded to: read the row, choose, write it back. On a shard that does not have the row, the
@@ -8,6 +8,9 @@ slice at the sum of both starts, although each start is clamped by itself, so th
   A barrier between the two leaves nothing to merge.
 * A dynamic slice whose start is out of range, split along the sliced dim afterwards. A start that is clamped
   before is in range.
+
+The third is there in jax 0.12 too: on CPU a Fourier transform of an array with a batch dim of one entry may be given
+a layout that it refuses when it runs. Without such dims there is one layout only.
 """
 
 from __future__ import annotations
@@ -31,6 +34,19 @@ def guarded(eqn: Any, args: Sequence[Any], shards: int) -> Sequence[Any]:
     if guard is None or (guard is not _slice and _rows(eqn) > shards):  # many rows: a loop, which nothing merges
         return args
     return guard(eqn, list(args))
+
+
+def has_batch_of_one(eqn: Any) -> bool:
+    """Whether the equation is a Fourier transform of an array with a batch dim of one entry."""
+    return eqn.primitive.name == "fft" and 1 in eqn.invars[0].aval.shape[: -len(eqn.params["fft_lengths"])]
+
+
+def transformed(eqn: Any, x: Any) -> list[Any]:
+    """The result of such a Fourier transform, taken without its batch dims of one entry."""
+    lengths = eqn.params["fft_lengths"]
+    batch, rest = x.shape[: -len(lengths)], x.shape[-len(lengths) :]
+    y = eqn.primitive.bind(x.reshape(*(n for n in batch if n != 1), *rest), **eqn.params)
+    return [y.reshape(*batch, *y.shape[-len(lengths) :])]
 
 
 def _rows(eqn: Any) -> int:

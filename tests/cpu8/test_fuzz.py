@@ -106,6 +106,13 @@ def test_what_was_once_wrong_is_right_under_any_plan(name: str) -> None:
         assert outcome.ok, report(FOUND[name], way, outcome)
 
 
+@pytest.mark.parametrize("number", [693])  # a Fourier transform of one row of two entries
+def test_seeds_that_once_failed(number: int) -> None:
+    program, way = made_from(number)
+    outcome = check(program, way)
+    assert outcome.kind == "same", report(program, way, outcome)
+
+
 def test_a_loop_whose_body_calls_something_without_results_has_its_trips_counted() -> None:
     def body(c: Any) -> Any:
         jax.jit(lambda x: None)(c[1])
