@@ -17,13 +17,12 @@ from meshplan.core import ArgumentError, Collective, MeshError, MeshShape, bytes
 from meshplan.lower._aot import CompiledModule, MemoryUse, OutOfMemory, compile_module
 from meshplan.lower._aot_export import check_jitted, export_program
 from meshplan.lower._aot_here import compile_in_process, compile_jitted
-from meshplan.lower._hlo import FoundCollective, ModuleSummary, spanning_axes, summarise
+from meshplan.lower._hlo import FoundCollective, ModuleSummary, parse_module, spanning_axes, summarise
+from meshplan.lower._hlo_steps import XLA_DTYPES
+from meshplan.lower._hlo_timeline import ModuleTimeline, module_timeline
 
 if TYPE_CHECKING:
     from meshplan.machine import Machine
-
-_DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64", "s8": "int8", "u8": "uint8"}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
@@ -51,6 +50,8 @@ class Audit:
     (`out_of_memory` then has its figures). `memory_limit` of the target in bytes where known. `seconds` is
     `compute_seconds + collective_seconds`, None where the target's speed is unknown: FLOPs at the chip's peak rate plus
     every collective at the speed of its links, one after the other; overlap and memory traffic are not counted.
+    `timeline` is the step with overlap and memory traffic, None where `seconds` is; its collectives take the figures
+    fitted to a collectives library (`collective_time`), those of `seconds` their links' full rate.
     `estimated_cycles` is the TPU compiler's own figure for everything but collectives.
     """
 
@@ -65,6 +66,7 @@ class Audit:
     compile_seconds: float
     compute_seconds: float | None
     collective_seconds: float | None
+    timeline: ModuleTimeline | None = None
     input_shardings: tuple[str, ...] = ()
     output_shardings: tuple[str, ...] = ()
     out_of_memory: OutOfMemory | None = None
@@ -173,13 +175,17 @@ def audit_compiled(
             out_of_memory=compiled, predicted=predicted,
         )
     shape = mesh_shape or MeshShape(())
-    summary = summarise(compiled.text, mesh_shape)
+    module = parse_module(compiled.text)
+    summary = summarise(module, mesh_shape)
     compute, moving = _price(summary, known, shape, notes)
+    timed = known if compute is not None and moving is not None else None
     return Audit(
         name=name, target=target, mesh_shape=shape, collectives=tuple(f.collective for f in summary.collectives),
-        flops_by_dtype={_DTYPES.get(k, k): v for k, v in summary.flops.items()}, memory=compiled.memory,
+        flops_by_dtype={XLA_DTYPES.get(k, k): v for k, v in summary.flops.items()}, memory=compiled.memory,
         memory_limit=limit, estimated_cycles=summary.estimated_cycles, compile_seconds=compiled.seconds,
-        compute_seconds=compute, collective_seconds=moving, input_shardings=compiled.input_shardings,
+        compute_seconds=compute, collective_seconds=moving,
+        timeline=module_timeline(compiled.text, timed, shape, module) if timed is not None else None,
+        input_shardings=compiled.input_shardings,
         output_shardings=compiled.output_shardings, predicted=predicted, notes=(*summary.notes, *notes),
         module_text=compiled.text,
     )
@@ -220,7 +226,7 @@ def _price(
     """(seconds of FLOPs at peak, seconds of collectives), None where the machine is unknown or another size."""
     if machine is None:
         return None, None
-    compute = sum(n / machine.chip.flops_for(_DTYPES.get(d, d)) for d, n in summary.flops.items())
+    compute = sum(n / machine.chip.flops_for(XLA_DTYPES.get(d, d)) for d, n in summary.flops.items())
 
     if not summary.collectives:
         return compute, 0.0

@@ -10,6 +10,7 @@ from meshplan.lower._aot import words
 
 if TYPE_CHECKING:
     from meshplan.lower._audit import Audit
+    from meshplan.lower._hlo_timeline import ModuleTimeline
 
 HEADER = ("kind", "axes", "group", "runs", "each", "a step", "dtype", "source", "operation")
 
@@ -22,6 +23,8 @@ def audit_text(audit: Audit, rows: int = 40) -> str:
     if audit.memory is not None:
         lines.append(f"  compute      {_work(audit)}")
         lines.append(f"  time         {_time(audit)}")
+        if audit.timeline is not None:
+            lines.append(f"  timeline     {timeline_text(audit.timeline)}")
         lines += _collectives(audit.collectives, rows)
     lines += [f"  {m}" for m in _mismatches(audit)]
     lines += [f"  note: {note}" for note in audit.notes]
@@ -60,6 +63,19 @@ def _time(audit: Audit) -> str:
         f"{format_seconds(audit.seconds)} a step = {format_seconds(audit.compute_seconds)} FLOPs at peak + "
         f"{format_seconds(audit.collective_seconds)} collectives (no overlap, no memory traffic)"
     )
+
+
+def timeline_text(timeline: ModuleTimeline) -> str:
+    """`31.2 ms with overlap = 28 ms computing (roofline, modelled) + 3.2 ms waiting for collectives; ...`."""
+    how = "the compiler's estimated cycles" if timeline.by_cycles else "roofline, modelled"
+    parts = [
+        f"{format_seconds(timeline.compute_seconds)} computing ({how})",
+        f"{format_seconds(timeline.exposed_seconds)} waiting for collectives",
+    ]
+    if timeline.copy_seconds:
+        parts.append(f"{format_seconds(timeline.copy_seconds)} waiting for copies between memories")
+    hidden = format_seconds(timeline.hidden_seconds)
+    return f"{format_seconds(timeline.seconds)} with overlap = {' + '.join(parts)}; {hidden} of collectives hidden"
 
 
 def _collectives(collectives: tuple[Collective, ...], most: int) -> list[str]:

@@ -61,9 +61,9 @@ class ModuleSummary:
     notes: tuple[str, ...]
 
 
-def summarise(text: str, mesh_shape: MeshShape | None = None) -> ModuleSummary:
-    """All sums of a module's text at once."""
-    module = parse_module(text)
+def summarise(text: str | Module, mesh_shape: MeshShape | None = None) -> ModuleSummary:
+    """All sums of a module (or its text) at once."""
+    module = parse_module(text) if isinstance(text, str) else text
     found = find_collectives(module, mesh_shape)
     loops = unknown_loops(module)
     notes = [f"the loop at {place} has no known trip count and is counted once" for place in loops]

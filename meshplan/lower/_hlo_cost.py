@@ -80,22 +80,24 @@ def flops_by_dtype(text: str | Module) -> dict[str, float]:
     """As `flops`, by the type of the left operand in XLA's spelling ("bf16", "f32")."""
     module = parse_module(text) if isinstance(text, str) else text
 
-    def leaf(i: Instruction, c: Computation) -> list[tuple[str, float]]:
-        if i.opcode == "dot":
-            return [(_array(i.operands[0], c).dtype, _dot_flops(i, c, "lhs_contracting_dims"))]
-        if i.opcode == "convolution" or (i.opcode == "custom-call" and "__cudnn$conv" in i.attributes):
-            return [(_array(i.operands[0], c).dtype, _convolution_flops(i, c))]
-        if i.opcode == "custom-call" and "ragged_dot_tiling=" in i.attributes:  # the TPU's kernel: ..., rows, groups
-            rows = _array(i.operands[-2], c)
-            return [(rows.dtype, 2.0 * next(i.shape.arrays()).size * rows.dims[-1])]
-        if i.opcode == "custom-call" and _LIBRARY_PRODUCT.search(i.attributes):
-            return [(_array(i.operands[0], c).dtype, _dot_flops(i, c, "lhs_contracting_dimensions"))]
-        return []
-
     sums: dict[str, float] = {}
-    for (dtype, each), n in tally(module, leaf, lambda item: item[1]):
+    for (dtype, each), n in tally(module, products, lambda item: item[1]):
         sums[dtype] = sums.get(dtype, 0.0) + each * n
     return sums
+
+
+def products(i: Instruction, c: Computation) -> list[tuple[str, float]]:
+    """(XLA's type of the left operand, FLOPs) where the instruction itself is a product; fusions are not opened."""
+    if i.opcode == "dot":
+        return [(_array(i.operands[0], c).dtype, _dot_flops(i, c, "lhs_contracting_dims"))]
+    if i.opcode == "convolution" or (i.opcode == "custom-call" and "__cudnn$conv" in i.attributes):
+        return [(_array(i.operands[0], c).dtype, _convolution_flops(i, c))]
+    if i.opcode == "custom-call" and "ragged_dot_tiling=" in i.attributes:  # the TPU's kernel: ..., rows, groups
+        rows = _array(i.operands[-2], c)
+        return [(rows.dtype, 2.0 * next(i.shape.arrays()).size * rows.dims[-1])]
+    if i.opcode == "custom-call" and _LIBRARY_PRODUCT.search(i.attributes):
+        return [(_array(i.operands[0], c).dtype, _dot_flops(i, c, "lhs_contracting_dimensions"))]
+    return []
 
 
 _LIBRARY_PRODUCT = re.compile(r'target="__(cublas|onednn)\$(gemm|matmul|lt\$matmul)')
@@ -145,13 +147,16 @@ def _taps(inputs: int, kernel: int, outputs: int, window: dict[str, str]) -> int
     low = int(window.get("pad", "0_0").split("_")[0])
     stride, hole = int(window.get("stride", "1")), int(window.get("lhs_dilate", "1"))
     spread = int(window.get("rhs_dilate", "1"))
-    starts = np.arange(outputs, dtype=np.int64) * stride - low
-    reach = (inputs - 1) * hole
-    total = 0
-    for k in range(kernel):
-        at = starts + k * spread
-        total += int(np.count_nonzero((at >= 0) & (at <= reach) & (at % hole == 0)))
-    return total
+    # Output o and kernel element k meet input o * stride + offset[k], where that is a multiple of the hole in range.
+    offset = np.arange(kernel, dtype=np.int64) * spread - low
+    common = math.gcd(stride, hole)
+    period = hole // common
+    first = -(np.minimum(offset, 0) // stride)
+    last = np.minimum(outputs - 1, ((inputs - 1) * hole - offset) // stride)
+    residue = -(offset // common) * pow(stride // common, -1, period) % period
+    first = first + (residue - first) % period
+    met = np.where(offset % common == 0, (last - first) // period + 1, 0)
+    return int(np.maximum(met, 0).sum())
 
 
 def estimated_cycles(text: str | Module) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from meshplan.core import Collective, bytes_by_kind, format_bytes, format_flops, format_seconds
 from meshplan.lower._audit import Audit
+from meshplan.lower._audit_text import timeline_text
 from meshplan.plan import short_source
 from meshplan.report._doc import (
     Bar,
@@ -64,6 +65,9 @@ def _figures(audit: Audit) -> Figures:
             f"{format_seconds(audit.compute_seconds)} FLOPs at peak + "
             f"{format_seconds(audit.collective_seconds)} collectives",
         ))
+    if audit.timeline is not None:
+        total, _, parts = timeline_text(audit.timeline).partition(" = ")
+        items.append(("on a timeline", total, parts))
     items.append(("compiled in", format_seconds(audit.compile_seconds), ""))
     return Figures(tuple(items))
 
