@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from meshplan.core import ArgumentError, nearest
+
+RANKS = ("sum", "timeline")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +28,10 @@ class Options:
     follow_shardings: shardings that the step itself states (`with_sharding_constraint`, `reshard`, `out_sharding`) and
         those of the arguments (`ShapeDtypeStruct(sharding=...)`, arrays on a mesh) are pins. Off: the planner chooses
         there too, and a note says how many it passed over.
+    rank_by: what the last choice among the best plans of every mesh and the templates goes by. "sum": FLOPs at the
+        chip's peak and every collective one after the other, as `Audit.seconds` prices a compiled module. "timeline":
+        the modelled timeline, with memory traffic and with collectives hidden beside computation (`Plan.timeline`); a
+        step that is bound by memory (convolutions, small batches) often runs faster so.
     rules: factor rules for primitives that meshplan does not know, by name ("ffi_call:target" or
         "pallas_call:name" for one kernel): a function of an `OpView`, or text in JAX's notation
         ("i j, j k -> i k"). Of a `pallas_call`, whose grid is that of whole arrays, a pair of the rule and the function
@@ -36,4 +44,9 @@ class Options:
     memory_fraction: float = 0.9
     equal_names: bool = False
     follow_shardings: bool = True
+    rank_by: Literal["sum", "timeline"] = "sum"
     rules: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.rank_by not in RANKS:
+            raise ArgumentError(f"Options(rank_by={self.rank_by!r}) is unknown. {nearest(str(self.rank_by), RANKS)}")

@@ -29,6 +29,7 @@ from meshplan.plan import (
     Given,
     PlanData,
     PlanDiff,
+    StepTimeline,
     diff,
     explain,
     logical_axis_rules,
@@ -67,6 +68,11 @@ class Plan:
     def step_seconds(self) -> float:
         """Modelled seconds of one step: computation and communication, not overlapped."""
         return self.data.step_seconds
+
+    @property
+    def timeline(self) -> StepTimeline | None:
+        """The step on a modelled timeline: memory traffic counted, collectives beside computation; None in old files."""
+        return self.data.timeline
 
     @property
     def peak_bytes(self) -> float:

@@ -1,6 +1,8 @@
 """The plan as data: extraction, search over mesh shapes, codec, difference, explanation."""
 
 from meshplan.plan._belongs import check_program as check_program
+from meshplan.plan._bounded import Bounded as Bounded
+from meshplan.plan._bounded import best_bounded as best_bounded
 from meshplan.plan._codec import load as load
 from meshplan.plan._codec import save as save
 from meshplan.plan._codec import to_bytes as to_bytes
@@ -26,6 +28,8 @@ from meshplan.plan._explain import share_of_limit as share_of_limit
 from meshplan.plan._extract import Extractor as Extractor
 from meshplan.plan._extract import fingerprint as fingerprint
 from meshplan.plan._extract import made_specs as made_specs
+from meshplan.plan._forecast import ForecastRow as ForecastRow
+from meshplan.plan._forecast import with_efficiency as with_efficiency
 from meshplan.plan._group import Family as Family
 from meshplan.plan._group import PathGroup as PathGroup
 from meshplan.plan._group import families as families

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+import meshplan as mp
 from meshplan.core import MeshShape
 from meshplan.plan import Found
-from tests._programs import adam_args, adam_step, search_of
+from tests._programs import adam_args, adam_block_args, adam_block_step, adam_step, search_of
 
 
 def test_an_axis_that_gains_nothing_is_left_out():
@@ -22,3 +25,16 @@ def test_an_axis_that_gains_nothing_is_left_out():
         return replace(a, prediction=prediction)
 
     assert search.simplest(found, [found, slower(simple, 1.1)]) is found
+
+
+def test_the_timeline_ranks_where_it_is_asked_to():
+    """A small step on GPUs: few bytes over links, but many kernels and much memory traffic."""
+    args = adam_block_args(batch=16, seq=256, width=256, vocab=1024)
+    by_sum, by_timeline = (
+        mp.plan(adam_block_step, *args, machine="h100:1x8", options=mp.Options(rank_by=rank))
+        for rank in ("sum", "timeline")
+    )  # fmt: skip
+    assert by_timeline.timeline.seconds < 0.97 * by_sum.timeline.seconds
+    assert by_sum.step_seconds < by_timeline.step_seconds
+    with pytest.raises(mp.ArgumentError, match=r"rank_by='time'\) is unknown\. Nearest: timeline"):
+        mp.Options(rank_by="time")
