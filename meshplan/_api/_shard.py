@@ -28,11 +28,12 @@ class Sharded:
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for arguments of these shapes; arrays or ShapeDtypeStructs."""
-        return self._planned(args, kwargs)[0]
+        return self._planned(args, kwargs, self._halves(args))[0]
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As `jax.jit(...).lower`, of the planned function."""
-        return self._planned(args, kwargs)[1].lower(*self._arrays(args), **kwargs)
+        halves = self._halves(args)
+        return self._planned(args, kwargs, halves)[1].lower(*(arrays for arrays, _ in halves), **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _jax.in_trace():
@@ -41,20 +42,20 @@ class Sharded:
                 f"'{name}' is decorated with mp.shard and was called inside a jax transformation (jit, grad, vmap). "
                 f"It compiles itself: call it from plain Python, or use the undecorated '{name}.__wrapped__' inside."
             )
-        found, fn, shardings, whole = self._planned(args, kwargs)
-        args = self._arrays(args)
+        halves = self._halves(args)
+        found, fn, shardings, whole = self._planned(args, kwargs, halves)
         static = found._need_call().static_argnums
-        placed = list(args)
+        placed = [arrays for arrays, _ in halves]
         dynamic = [i for i in range(len(args)) if i not in static]
         for i, wanted in zip(dynamic, shardings, strict=True):
-            placed[i] = jax.device_put(args[i], wanted)
+            placed[i] = jax.device_put(placed[i], wanted)
         return whole(fn(*placed, **kwargs))
 
     def _planned(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], halves: Sequence[tuple[Any, Any]]
     ) -> tuple[Plan, Any, Any, Callable[[Any], Any]]:
         """(plan, the compiled step of the arrays, their shardings, what completes its results)."""
-        key = self._signature(args, kwargs)
+        key = self._signature(args, kwargs, halves)
         if key not in self._known:
             step, kept, whole = parted(self._step, args, self._static())
             shapes = [a if i in self._static() else jax.tree.map(_shape, a) for i, a in enumerate(kept)]
@@ -64,18 +65,20 @@ class Sharded:
             self._known[key] = (made, made.jit(mesh), wanted[0] if kwargs else wanted, whole)
         return self._known[key]
 
-    def _arrays(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments with None in place of what is no array."""
-        return tuple(a if i in self._static() else split(a)[0] for i, a in enumerate(args))
+    def _halves(self, args: tuple[Any, ...]) -> list[tuple[Any, Any]]:
+        """Of each argument its arrays, None in place of all else, and the other way round; static ones stay whole."""
+        return [(a, None) if i in self._static() else split(a) for i, a in enumerate(args)]
 
     def _static(self) -> tuple[int, ...]:
         static = self._given.get("static_argnums", ())
         return (static,) if isinstance(static, int) else tuple(static)
 
-    def _signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _signature(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], halves: Sequence[tuple[Any, Any]]
+    ) -> Any:
         """Structure and shapes of the arrays, and the values of all else."""
-        halves = [split(a) for i, a in enumerate(args) if i not in self._static()]
-        dynamic, rest = [first for first, _ in halves], [second for _, second in halves]
+        split_up = [half for i, half in enumerate(halves) if i not in self._static()]
+        dynamic, rest = [first for first, _ in split_up], [second for _, second in split_up]
         leaves, tree = jax.tree.flatten((dynamic, kwargs))
         fixed = tuple(args[i] for i in self._static() if i < len(args))
         shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in map(_shape, leaves))
