@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
     from meshplan._api import Comparison as Comparison
+    from meshplan._api import Forecast as Forecast
     from meshplan._api import Plan as Plan
     from meshplan._api import audit as audit
     from meshplan._api import compare as compare
+    from meshplan._api import forecast as forecast
     from meshplan._api import load as load
     from meshplan._api import plan as plan
     from meshplan._api import shard as shard
@@ -39,7 +41,7 @@ if _TYPE_CHECKING:
 # The room of every public name. Rooms are imported when a name of theirs is first used: all of them
 # together take longer to import than a shell script that only wants `Machine` should wait.
 _PUBLIC = {
-    "_api": "Comparison Plan audit compare load plan shard",
+    "_api": "Comparison Forecast Plan audit compare forecast load plan shard",
     "_options": "Options",
     "core": "ArgumentError Collective CompileError MachineError MemoryLimitError MeshError MeshplanError PinError "
     "PlanFileError SpecError TraceError",

@@ -71,7 +71,7 @@ class Plan:
 
     @property
     def timeline(self) -> StepTimeline | None:
-        """The step on a modelled timeline: memory traffic counted, collectives beside computation; None in old files."""
+        """The step on a modelled timeline, memory traffic and overlap included; None in files of older versions."""
         return self.data.timeline
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 
 from meshplan.cli import _json
 from meshplan.cli._progress import working
-from meshplan.cli._values import UsageError, WorkloadRef
+from meshplan.cli._values import UsageError, WorkloadRef, check_writable
 from meshplan.core import ArgumentError, MachineError, format_seconds, nearest
 from meshplan.plan import PlanData, load, logical_axis_rules, to_source, write_atomically
 
@@ -161,7 +161,7 @@ def audit(args: Namespace) -> int:
 def _audit_value(found: Any) -> dict[str, Any]:
     names = (
         "name", "target", "ok", "fits", "mesh_shape", "flops", "flops_by_dtype", "memory", "memory_limit", "seconds",
-        "compute_seconds", "collective_seconds", "compile_seconds", "notes",
+        "compute_seconds", "collective_seconds", "timeline", "compile_seconds", "notes",
     )
     out = {name: getattr(found, name) for name in names}
     out |= {"bytes_by_kind": found.bytes_by_kind(), "mismatches": found.mismatches()}
@@ -256,6 +256,46 @@ def machines(args: Namespace) -> int:
     else:
         print("\n".join(machine.describe()))
     return HOLDS
+
+
+def calibrate(args: Namespace) -> int:
+    from meshplan.cli._progress import counting
+    from meshplan.machine import calibrate as measured
+
+    if args.output:
+        check_writable(args.output)
+    if args.cpu_devices:
+        _only_host_devices(args.cpu_devices)
+    with counting() as progress:
+        found = measured(quick=args.quick, progress=progress)
+    for note in found.notes:
+        print(note, file=sys.stderr)
+    if args.output:
+        write_atomically(found.toml().encode(), args.output)
+        print(f"wrote {args.output}", file=sys.stderr)
+    if args.json:
+        _json.emit(found.machine())
+    elif args.output:
+        print("\n".join(found.machine().describe()))
+    else:
+        print(found.toml(), end="")
+    return HOLDS
+
+
+def _only_host_devices(count: int) -> None:
+    import jax
+
+    try:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:  # started: what counts is whether they are there
+        pass
+    found = len(jax.devices())
+    if jax.default_backend() != "cpu" or found != count:
+        raise UsageError(
+            f"--cpu-devices {count}: this process has {found} {jax.default_backend()} devices already, perhaps by "
+            "XLA_FLAGS. Leave one of the two away."
+        )
 
 
 def _with_size(name: str, examples: tuple[str, ...]) -> str:

@@ -52,7 +52,7 @@ def plan_value(data: PlanData) -> dict[str, Any]:
     out["arguments"] = [_array(a, data.mesh) for a in data.arguments]
     out["results"] = [_array(r, data.mesh) for r in data.results]
     out["collectives"] = [collective_value(c) for c in data.collectives]
-    out |= {"at_peak": data.at_peak, "candidates": data.candidates, "notes": data.notes}
+    out |= {"timeline": data.timeline, "at_peak": data.at_peak, "candidates": data.candidates, "notes": data.notes}
     return out
 
 

@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields
 from typing import Any, NoReturn
 
 from meshplan._options import Options
-from meshplan.cli._values import UsageError, parse_bytes, parse_mesh, parse_pin, parse_seconds
+from meshplan.cli._values import UsageError, parse_bytes, parse_count, parse_mesh, parse_pin, parse_seconds
 from meshplan.core import nearest
 
 COMMANDS = {
@@ -21,6 +21,7 @@ COMMANDS = {
     "compare": "the plan beside the known templates",
     "solve": "solve an instance file of the intra-operator parallelism contest",
     "machines": "the machines that are known",
+    "calibrate": "measure the devices here: kernels, memory, collectives (minutes); writes a machine file",
 }
 
 
@@ -64,7 +65,7 @@ def make_parser() -> Parser:
         made[name].add_argument("plan", help="a plan file")
     made["show"].add_argument("--source", action="store_true", help="print Python source that applies the plan by hand")
     made["show"].add_argument("--rules", action="store_true", help="print flax's logical axis rules")
-    made["explain"].add_argument("subject", help="a path or pattern of arguments, 'collectives' or 'memory'")
+    made["explain"].add_argument("subject", help="a path or pattern of arguments, 'collectives', 'memory' or 'time'")
     made["diff"].add_argument("before", help="a plan file")
     made["diff"].add_argument("after", help="a plan file")
     made["audit"].add_argument("--target", help="compile for this machine instead of the plan's, such as h100:1x8")
@@ -73,6 +74,7 @@ def make_parser() -> Parser:
         made[name].add_argument("--workload", help="module:function and settings, instead of those in the plan file")
     made["solve"].add_argument("instance", help="an instance file, .json or .json.gz")
     made["solve"].add_argument("--seconds", type=_value(parse_seconds), default=60.0, help="time limit (default 60)")
+    _calibrating(made["calibrate"])
     made["machines"].add_argument(
         "--show", metavar="NAME", help="every figure of one machine, by name or in a .toml file, and where it is from"
     )
@@ -98,6 +100,15 @@ def _planning(p: argparse.ArgumentParser) -> None:
     for option in option_fields():
         kind = float if isinstance(option[1], float) else int
         group.add_argument(f"--{option[0].replace('_', '-')}", type=kind, default=None, help=f"default {option[1]}")
+
+
+def _calibrating(p: argparse.ArgumentParser) -> None:
+    p.add_argument("-o", "--output", metavar="FILE", help="write the machine here (TOML) instead of printing it")
+    p.add_argument("--quick", action="store_true", help="fewer sizes and rounds: rough figures in half a minute")
+    p.add_argument(
+        "--cpu-devices", type=_value(parse_count), metavar="N",
+        help="measure so many host devices, whatever else is here",
+    )
 
 
 def option_fields() -> Sequence[tuple[str, float]]:

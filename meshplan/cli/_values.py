@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import math
+import os
 import re
 import shlex
 import sys
@@ -36,6 +37,24 @@ def parse_mesh(text: str) -> dict[str, int]:
             raise UsageError(f"mesh '{text}': axis '{name}' stands twice. Write every axis once.")
         mesh[name] = int(size)
     return mesh
+
+
+def parse_count(text: str) -> int:
+    """A whole number from 1."""
+    if not text.isdigit() or int(text) < 1:
+        raise UsageError(f"'{text}' is no number of devices. Write a whole number from 1.")
+    return int(text)
+
+
+def check_writable(path: str) -> None:
+    """Raises UsageError where no file can be written at `path`: before minutes are spent on what would stand in it."""
+    goal = Path(path).resolve()
+    if goal.is_dir():
+        raise UsageError(f"{path} is a folder. Give the name of a file.")
+    if not goal.parent.is_dir():
+        raise UsageError(f"{path} cannot be written: the folder {goal.parent} does not exist. Create it first.")
+    if not os.access(goal.parent, os.W_OK) or (goal.exists() and not os.access(goal, os.W_OK)):
+        raise UsageError(f"{path} cannot be written: no permission. Choose another place.")
 
 
 def parse_pin(text: str) -> tuple[str, PartitionSpec]:

@@ -2,6 +2,10 @@
 
 from meshplan.cost._combine import SMALL_BYTES as SMALL_BYTES
 from meshplan.cost._combine import SUMS as SUMS
+from meshplan.cost._compute import ComputePart as ComputePart
+from meshplan.cost._compute import compute_parts as compute_parts
+from meshplan.cost._compute import modelled_compute_seconds as modelled_compute_seconds
+from meshplan.cost._compute import seconds_by_op as seconds_by_op
 from meshplan.cost._emission import Emission as Emission
 from meshplan.cost._emission import runs_on_shards as runs_on_shards
 from meshplan.cost._model import TRAFFIC as TRAFFIC

@@ -80,14 +80,15 @@ class MeshModel:
 
     `keep(class, node, choices)` says which strategies to consider. `traffic` weighs memory traffic, see `node_seconds`.
     `whole`: a model of the same space, machine and mesh with all strategies, whose prices are taken over.
+    `rates`: prices of the same machine and mesh to go on with.
     """
 
     def __init__(
         self, space: Space, machine: Machine, mesh: MeshShape, keep: Keep | None = None, traffic: float = TRAFFIC,
-        whole: MeshModel | None = None,
+        whole: MeshModel | None = None, rates: Rates | None = None,
     ) -> None:
         self.space, self.machine, self.mesh, self.traffic = space, machine, mesh, traffic
-        self.rates = whole.rates if whole else Rates(machine, mesh)
+        self.rates = whole.rates if whole else rates or Rates(machine, mesh)
         nodes = [space.graph.nodes[i] for i in space.ties.first]
         self.choices: list[Choices] = whole.choices if whole else [enumerate_choices(n, mesh) for n in nodes]
         self.whole, self.kept = whole, [np.ones(len(c), bool) for c in self.choices]

@@ -4,8 +4,12 @@ from meshplan.machine._algorithms import CollectiveLine as CollectiveLine
 from meshplan.machine._algorithms import CollectiveTime as CollectiveTime
 from meshplan.machine._algorithms import collective_lines as collective_lines
 from meshplan.machine._algorithms import collective_time as collective_time
+from meshplan.machine._calibrate import Calibration as Calibration
+from meshplan.machine._calibrate import calibrate as calibrate
+from meshplan.machine._calibrate import process_clock as process_clock
 from meshplan.machine._chip import Chip as Chip
 from meshplan.machine._chip import ChipGroup as ChipGroup
+from meshplan.machine._chip import KernelFigures as KernelFigures
 from meshplan.machine._chip import RemoteMemory as RemoteMemory
 from meshplan.machine._collectives import collective_rate as collective_rate
 from meshplan.machine._collectives import collective_seconds as collective_seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -9,8 +10,16 @@ from typing import Literal
 from meshplan.core import MachineError
 
 Platform = Literal["cpu", "gpu", "tpu"]
+KernelKind = Literal[
+    "dispatch", "kernel", "first-touch", "apart", "matmul", "convolution", "map", "reduce", "transpose", "gather",
+    "scatter",
+]
 MemoryScope = Literal["chip", "node", "pool"]
 PLATFORMS: tuple[Platform, ...] = ("cpu", "gpu", "tpu")
+KERNEL_KINDS: tuple[KernelKind, ...] = (
+    "dispatch", "kernel", "first-touch", "apart", "matmul", "convolution", "map", "reduce", "transpose", "gather",
+    "scatter",
+)
 MEMORY_SCOPES: tuple[MemoryScope, ...] = ("chip", "node", "pool")
 
 # Where a dtype has no rate of its own: the rates to look for, first hit wins. Arithmetic that
@@ -30,13 +39,45 @@ _FALLBACK = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KernelFigures:
+    """What kernels of one kind were measured to take on a device, all devices at work at the same time.
+
+    Seconds: fixed_seconds + batches * seconds_per_batch + flops / flops_per_second + elements / elements_per_second +
+    bytes / bytes_per_second. `name` tells kinds of one kind apart: the primitive of a "map" ("" for what only moves,
+    "cold" from and to memory beyond the caches), "minor" or "major" of a "reduce" (which dim it goes over). "dispatch"
+    is what a call of a compiled program takes beside its kernels (a batch: an argument and a result), "kernel" what
+    starting one adds to what it does, "first-touch" memory that the program asks for anew ("large": in one block that
+    the system takes back every time), "apart" how long devices wait for each other at a collective (a batch: a second
+    of computation before it).
+    """
+
+    kind: KernelKind
+    name: str = ""
+    dtype: str = ""
+    fixed_seconds: float = 0.0
+    seconds_per_batch: float = 0.0
+    flops_per_second: float = math.inf
+    elements_per_second: float = math.inf
+    bytes_per_second: float = math.inf
+    source: str = ""
+
+    def seconds(
+        self, *, flops: float = 0.0, elements: float = 0.0, nbytes: float = 0.0, batches: float = 0.0, runs: float = 1.0
+    ) -> float:
+        """Of `runs` kernels that do so much together."""
+        moved = elements / self.elements_per_second + nbytes / self.bytes_per_second
+        return runs * self.fixed_seconds + batches * self.seconds_per_batch + flops / self.flops_per_second + moved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
     """One device: arithmetic, memory, and the way to its host.
 
     `flops`: dtype name -> peak FLOP/s, dense, a multiply and an add counting 2; "float32" is the
     rate of JAX's default matmul precision. `memory_bytes` is what a program may use.
     `host_bytes_per_second` is one way, per device. `sources`: field (flops by dtype) -> where
-    the figure is from.
+    the figure is from. `kernels`: what `meshplan calibrate` measured by kind of kernel, none where nothing was.
+    `clock_hertz` turns a compiler's cycles into seconds, None where it counts none.
     """
 
     name: str
@@ -46,6 +87,18 @@ class Chip:
     memory_bytes_per_second: float
     host_bytes_per_second: float
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+    kernels: tuple[KernelFigures, ...] = ()
+    clock_hertz: float | None = None
+
+    def kernel(self, kind: KernelKind, name: str = "", dtype: str = "") -> KernelFigures | None:
+        """The measured figures of a kind: of this name and dtype, else of the name, else of the kind's first."""
+        same = [k for k in self.kernels if k.kind == kind]
+        for fits in (
+            [k for k in same if (k.name, k.dtype) == (name, dtype)], [k for k in same if k.name == name], same,
+        ):
+            if fits:
+                return fits[0]
+        return None
 
     def flops_for(self, dtype: str) -> float:
         """Peak FLOP/s for a dtype by name.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from meshplan.core import format_bytes, format_flops, format_seconds
-from meshplan.machine._chip import Chip, RemoteMemory
+from meshplan.machine._chip import Chip, KernelFigures, RemoteMemory
 from meshplan.machine._dims import LinkAlgorithm, LinkDim
 from meshplan.machine._machine import Machine
 
@@ -45,7 +45,16 @@ def _chip(chip: Chip, indent: str) -> list[Row]:
     lines.append(_figure("memory", format_bytes(chip.memory_bytes), chip.sources.get("memory_bytes", ""), indent))
     for label, key in (("memory rate", "memory_bytes_per_second"), ("host rate", "host_bytes_per_second")):
         lines.append(_figure(label, f"{format_bytes(getattr(chip, key))}/s", chip.sources.get(key, ""), indent))
-    return lines
+    return lines + [_kernel(k, indent + "  ") for k in chip.kernels]
+
+
+def _kernel(k: KernelFigures, indent: str) -> Row:
+    parts = [format_seconds(k.fixed_seconds)] if k.fixed_seconds else []
+    parts += [f"{format_seconds(k.seconds_per_batch)} a batch"] if k.seconds_per_batch else []
+    parts += [f"{format_flops(k.flops_per_second)}/s"] if math.isfinite(k.flops_per_second) else []
+    parts += [f"{k.elements_per_second:.3g} elements/s"] if math.isfinite(k.elements_per_second) else []
+    parts += [f"{format_bytes(k.bytes_per_second)}/s"] if math.isfinite(k.bytes_per_second) else []
+    return _figure(" ".join(filter(None, (k.kind, k.name, k.dtype))), " + ".join(parts), k.source, indent)
 
 
 def _remote(memory: RemoteMemory) -> Row:

@@ -3,7 +3,8 @@
 A file has a `[chip]` (figures of one device), a `[size]` (what sizes the machine comes in),
 `[[links]]` outermost first, and an `[aot]` (its name for an ahead-of-time compiler). A number
 is written `{ value = 1.0, source = "where it is from" }`. It may have `[[links.algorithms]]` (what a
-collectives library runs on those links, with fitted figures) and a `[remote_memory]`.
+collectives library runs on those links, with fitted figures), `[[chip.kernels]]` (what kernels were measured to
+take, by kind) and a `[remote_memory]`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ from importlib import resources
 from typing import Any, Literal, get_args
 
 from meshplan.core import KINDS
-from meshplan.machine._chip import MEMORY_SCOPES, PLATFORMS, Chip, MemoryScope, Platform, RemoteMemory
+from meshplan.machine._chip import (
+    KERNEL_KINDS,
+    MEMORY_SCOPES,
+    PLATFORMS,
+    Chip,
+    KernelFigures,
+    MemoryScope,
+    Platform,
+    RemoteMemory,
+)
 from meshplan.machine._dims import ALGORITHMS, DUPLEX, LINK_KINDS, Duplex, LinkAlgorithm, LinkKind
 from meshplan.machine._toml import Reader
 
@@ -110,12 +120,30 @@ def _chip(table: Reader) -> Chip:
     values: dict[str, float] = {}
     for key in ("memory_bytes", "memory_bytes_per_second", "host_bytes_per_second"):
         values[key], sources[key] = table.figure(key)
+    clock = None
+    if table.has("clock_hertz"):
+        clock, sources["clock_hertz"] = table.figure("clock_hertz")
+    kernels = tuple(_kernel(entry) for entry in table.tables_at("kernels"))
     table.done()
     return Chip(
         name=name, platform=platform, flops=flops, memory_bytes=int(values["memory_bytes"]),
         memory_bytes_per_second=float(values["memory_bytes_per_second"]),
-        host_bytes_per_second=float(values["host_bytes_per_second"]), sources=sources,
+        host_bytes_per_second=float(values["host_bytes_per_second"]), sources=sources, kernels=kernels,
+        clock_hertz=None if clock is None else float(clock),
     )
+
+
+def _kernel(table: Reader) -> KernelFigures:
+    """Figures that are left out cost nothing."""
+    kind, name, dtype = table.choice("kind", KERNEL_KINDS), table.text("name", ""), table.text("dtype", "")
+    keys = ("fixed_seconds", "seconds_per_batch", "flops_per_second", "elements_per_second", "bytes_per_second")
+    found = {key: table.figure(key) for key in keys if table.has(key)}
+    if not found:
+        raise table.wrong("kind", f"is '{kind}' without a figure; give one of {', '.join(keys)}")
+    table.done()
+    source = "; ".join(dict.fromkeys(source for _, source in found.values()))
+    values = {key: float(value) for key, (value, _) in found.items()}
+    return KernelFigures(kind=kind, name=name, dtype=dtype, source=source, **values)
 
 
 def _size(table: Reader) -> tuple[SizeRule, str]:
@@ -207,7 +235,10 @@ def preset_names() -> tuple[str, ...]:
     return tuple(sorted(p.name.removesuffix(".toml") for p in _folder().iterdir() if p.name.endswith(".toml")))
 
 
+def preset_text(name: str) -> str:
+    return _folder().joinpath(f"{name}.toml").read_text(encoding="utf-8")
+
+
 @cache
 def read_preset(name: str) -> Preset:
-    file = f"{name}.toml"
-    return load_preset(_folder().joinpath(file).read_text(encoding="utf-8"), file)
+    return load_preset(preset_text(name), f"{name}.toml")

@@ -3,7 +3,8 @@
 `Search.best` solves over every mesh shape, with all strategies: a machine of 8,192 chips has up to 79 shapes. Here at
 most `MOST_MESHES` are solved, the next one always the nearest to the best so far; and of the strategies those that
 differ in one axis at most from an answer known for a mesh near by, of this machine or of a smaller one. That is done
-again from what it gives as long as it gains: an axis at a time, as the descent of the exact search.
+again from what it gives as long as it gains: an axis at a time, as the descent of the exact search. Descent can end
+in an answer that a template beats, as the exact search can: so the templates have the last word on the best mesh.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshplan.core import MeshShape, format_bytes
-from meshplan.cost import MeshModel, Rates
+from meshplan.cost import MeshModel, Problem, Rates
+from meshplan.cost._rates import Shares
 from meshplan.plan._pins import keep_pinned, pinned_meshes
 from meshplan.plan._search import Found, KeepNode, Search, better
 from meshplan.strategy import TEMPLATES, Choices, Node, template_keep
 
-FIRST_MESHES, MOST_MESHES = 4, 9  # solved wherever they lie; solved at most
+FIRST_MESHES, MOST_MESHES = 3, 8  # solved wherever they lie; solved at most
 MOST_IDLE = 2  # meshes in a row beside the best one that are no better end the search
 MOST_ROUNDS, GAIN = 3, 1e-3  # of one mesh, and what part of its score a round must gain for there to be another
-FAR = 1.5  # a mesh whose first answer is this many times worse than the best is left at that
+PLAIN_TEMPLATES = ("dp", "megatron", "megatron_sp")  # those of few strategies: the others save memory beside them
+FAR = 2.5  # a mesh whose first answer is this many times worse than the best is left at that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +51,8 @@ def best_bounded(search: Search, known: Sequence[Found] = ()) -> Bounded:
     least = least_bytes(search)
     if least > search.limit:
         reason = (
-            f"no plan fits {format_bytes(search.limit)} per device: at one time at least {format_bytes(least)} are held "
-            f"on each of {search.machine.devices} devices, however they are split"
+            f"no plan fits {format_bytes(search.limit)} per device: at one time at least {format_bytes(least)} are "
+            f"held on each of {search.machine.devices} devices, however they are split"
         )
         return Bounded(best=None, least_bytes=least, reason=reason)
     meshes = pinned_meshes(search.pins, search.graph, search.meshes())
@@ -66,6 +69,9 @@ def best_bounded(search: Search, known: Sequence[Found] = ()) -> Bounded:
         idle = 0 if gained or len(seen) <= FIRST_MESHES else idle + 1
     tried.sort(key=lambda f: len(f.mesh.axes))
     best = preferred(tried)
+    if best is not None:
+        best, more = beyond_templates(search, best)
+        solves += more
     reason = ""
     if best is None:
         reason = f"no mesh shape of {search.machine.name} allows the pins together"
@@ -126,7 +132,7 @@ def next_mesh(
 
 
 def away(a: MeshShape, b: MeshShape) -> float:
-    """How far apart two shapes are: over the axes, by name, the logarithm of how often the one size fits in the other."""
+    """How far apart two shapes are: over the axes, by name, the logarithm of how often one size fits in the other."""
     one, other = a.to_dict(), b.to_dict()
     names = dict.fromkeys((*one, *other))
     return sum(abs(math.log2(one.get(n, 1) / other.get(n, 1))) for n in names)
@@ -135,6 +141,15 @@ def away(a: MeshShape, b: MeshShape) -> float:
 def closest(mesh: MeshShape, known: Sequence[Found]) -> list[Found]:
     """The known answer whose mesh is nearest, if there is one."""
     return sorted(known, key=lambda f: away(f.mesh, mesh))[:1]
+
+
+class LaterModel(MeshModel):
+    """The costs of a later round: small reductions bear the part of a latency that the last answer found."""
+
+    shares: Shares | None = None
+
+    def problem(self, rows: Sequence[int], limit: float, shares: Shares | None = None) -> Problem:
+        return super().problem(rows, limit, shares or self.shares)
 
 
 def near(
@@ -146,11 +161,12 @@ def near(
     """
     best: Found | None = None
     rates = Rates(search.machine, mesh)
-    templates = [] if known else [template_keep(t, search.graph, search.classes) for t in TEMPLATES]
     for turn in range(MOST_ROUNDS):
         starts = [best] if best is not None else known
-        keep = strategies_near(search, mesh, starts, [] if best is not None else templates)
-        model = MeshModel(search.space, search.machine, mesh, keep, rates=rates)
+        templates = TEMPLATES if not starts else PLAIN_TEMPLATES if best is None else ()
+        keep = strategies_near(search, mesh, starts, templates)
+        model = LaterModel(search.space, search.machine, mesh, keep, rates=rates)
+        model.shares = best.chosen.small_shares() if best is not None else None
         if any(len(c) == 0 for c in model.choices):
             return best, turn
         rows = best.rows if best is not None else ()
@@ -165,6 +181,23 @@ def near(
     return best, MOST_ROUNDS
 
 
+def beyond_templates(search: Search, best: Found) -> tuple[Found, int]:
+    """(the answer, or what the best template of its mesh leads to where that is better; problems solved)."""
+    rates, answers, solves = Rates(search.machine, best.mesh), [best], 0
+    for name in PLAIN_TEMPLATES:
+        model = MeshModel(
+            search.space, search.machine, best.mesh, strategies_near(search, best.mesh, [], [name]), rates=rates
+        )
+        if all(len(c) for c in model.choices):
+            answers.append(search.fit(model, [], (), exact=False, refine=False))
+            solves += 1
+    led = leader(answers)
+    if led is None or led is best:
+        return best, solves
+    found, more = near(search, best.mesh, [led], None)
+    return leader([led] if found is None else [led, found]) or led, solves + more
+
+
 def behind(found: Found, leading: Found | None) -> bool:
     """Whether an answer is so much worse than the best one that its mesh is not worth another round."""
     if leading is None or not leading.feasible:
@@ -173,15 +206,16 @@ def behind(found: Found, leading: Found | None) -> bool:
 
 
 def strategies_near(
-    search: Search, mesh: MeshShape, starts: Sequence[Found], templates: Sequence[KeepNode]
+    search: Search, mesh: MeshShape, starts: Sequence[Found], templates: Sequence[str]
 ) -> KeepNode:
     """Strategies that a template has, and those that differ from a start's in one axis at most; pins hold."""
+    keeps = [template_keep(t, search.graph, search.classes) for t in templates]
 
     def keep(c: int, about: Node, choices: Choices) -> np.ndarray:
         node = search.space.ties.first[c]
         pinned = keep_pinned(node, choices, search.pins)
         ok = np.zeros(len(choices), bool)
-        for template in templates:
+        for template in keeps:
             ok |= template(node, about, choices)
         for found in starts:
             row = moved(found.chosen.model.choices[c].assign[found.chosen.choice[c]], found.mesh, mesh)

@@ -39,8 +39,8 @@ SMALL_ENTRIES = 150_000  # and up to which it takes no time worth saving
 EXACT_GAP, GOOD_GAP = 1e-6, 1e-3  # relative gaps that end the exact solver
 CLOSE, MOST_PROVEN = 0.01, 2  # meshes this close to the fastest, and how many of them, are solved with more care
 
-# A timeline tells two plans apart that differ by more than this (gpt small on 8 x H100 against the compiled modules' own
-# timelines); plans whose computation and collectives together take so many times longer are not put on one.
+# A timeline tells two plans apart that differ by more than this part (gpt small on 8 x H100, against the compiled
+# modules' own timelines); plans whose computation and collectives together take so many times longer are left out.
 TOLD_APART, FAR = 0.03, 1.5
 
 KeepNode = Callable[[int, Node, Choices], np.ndarray]

@@ -2,6 +2,7 @@
 
 from meshplan.report._audit_doc import audit_doc as audit_doc
 from meshplan.report._doc import Doc as Doc
+from meshplan.report._forecast_doc import forecast_doc as forecast_doc
 from meshplan.report._html import html as html
 from meshplan.report._other_docs import compare_doc as compare_doc
 from meshplan.report._other_docs import diff_doc as diff_doc

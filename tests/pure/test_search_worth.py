@@ -34,7 +34,8 @@ def test_the_timeline_ranks_where_it_is_asked_to():
         mp.plan(adam_block_step, *args, machine="h100:1x8", options=mp.Options(rank_by=rank))
         for rank in ("sum", "timeline")
     )  # fmt: skip
+    assert by_timeline.timeline is not None and by_sum.timeline is not None
     assert by_timeline.timeline.seconds < 0.97 * by_sum.timeline.seconds
     assert by_sum.step_seconds < by_timeline.step_seconds
     with pytest.raises(mp.ArgumentError, match=r"rank_by='time'\) is unknown\. Nearest: timeline"):
-        mp.Options(rank_by="time")
+        mp.Options(rank_by="time")  # type: ignore[arg-type]
