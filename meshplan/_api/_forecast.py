@@ -100,7 +100,7 @@ class Forecast:
         missing (`pip install matplotlib`).
         """
         if ax is None:
-            import matplotlib.pyplot as plt
+            import matplotlib.pyplot as plt  # pyright: ignore[reportMissingImports]
 
             _, ax = plt.subplots()
         for chip in dict.fromkeys(r.chip for r in self.rows if r.feasible):
