@@ -124,8 +124,35 @@ def compare(args: Namespace) -> int:
     return HOLDS
 
 
+def forecast(args: Namespace) -> int:
+    import meshplan as mp
+
+    if args.html:
+        check_writable(args.html)
+    if args.tokens and args.per_device:
+        raise UsageError("--tokens is the number of one batch, and --per-device makes many. Leave one of the two away.")
+    reference, workload, given = _planning(args)
+
+    def grown(devices: int) -> Any:
+        name, count = args.per_device
+        return WorkloadRef(reference.target, {**reference.arguments, name: count * devices}).load()
+
+    how = {"step": grown, "scaling": "weak"} if args.per_device else {"step": workload}
+    what = f"{workload.name or reference.target} on {len(args.machines)} machines"
+    with working(f"forecasting {what}"):
+        found = mp.forecast(**how, machines=args.machines, tokens=args.tokens, **given)
+    if args.json:
+        names = ("step", "scaling", "unit", "counted", "rows")
+        _json.emit({"modelled": True, **{n: getattr(found, n) for n in names}})
+    else:
+        _print_doc(found.doc)
+    if args.html:
+        _write_html(args.html, found.doc)
+    return HOLDS if found.plans else DOES_NOT_HOLD
+
+
 def _planning(args: Namespace) -> tuple[WorkloadRef, Any, dict[str, Any]]:
-    """(the reference, the workload, keyword arguments of `mp.plan`)."""
+    """(the reference, the workload, keyword arguments of `mp.plan`, or of `mp.forecast` where several machines are)."""
     from meshplan._options import Options
     from meshplan.cli._parser import option_fields
 
@@ -138,8 +165,8 @@ def _planning(args: Namespace) -> tuple[WorkloadRef, Any, dict[str, Any]]:
     with working(f"loading {reference.target}"):
         workload = reference.load()
     return reference, workload, {
-        "machine": args.machine, "mesh": args.mesh, "pins": pins, "memory_limit": args.memory_limit,
-        "options": Options(**options),
+        **({"machine": args.machine, "mesh": args.mesh} if "machine" in args else {}),
+        "pins": pins, "memory_limit": args.memory_limit, "options": Options(**options),
     }
 
 

@@ -8,7 +8,15 @@ from dataclasses import MISSING, fields
 from typing import Any, NoReturn
 
 from meshplan._options import Options
-from meshplan.cli._values import UsageError, parse_bytes, parse_count, parse_mesh, parse_pin, parse_seconds
+from meshplan.cli._values import (
+    UsageError,
+    parse_bytes,
+    parse_count,
+    parse_mesh,
+    parse_per_device,
+    parse_pin,
+    parse_seconds,
+)
 from meshplan.core import nearest
 
 COMMANDS = {
@@ -19,6 +27,7 @@ COMMANDS = {
     "audit": "compile a plan and hold its predictions against the module (status 1 where they do not hold)",
     "verify": "run a plan against one device (status 1 where results differ)",
     "compare": "the plan beside the known templates",
+    "forecast": "one step modelled on many machines, up to thousands of chips (status 1 where it fits none)",
     "solve": "solve an instance file of the intra-operator parallelism contest",
     "machines": "the machines that are known",
     "calibrate": "measure the devices here: kernels, memory, collectives (minutes); writes a machine file",
@@ -59,6 +68,7 @@ def make_parser() -> Parser:
     }
     for name in ("plan", "compare"):
         _planning(made[name])
+    _forecasting(made["forecast"])
     made["plan"].add_argument("-o", "--output", metavar="FILE", help="write the plan here (JSON)")
     made["compare"].add_argument("--audit", action="store_true", help="compile every row and price the modules")
     for name in ("show", "explain", "audit", "verify"):
@@ -85,12 +95,35 @@ def make_parser() -> Parser:
     return parser
 
 
+def _forecasting(p: argparse.ArgumentParser) -> None:
+    _workload(p)
+    p.add_argument(
+        "--machine", action="append", dest="machines", required=True, metavar="NAME",
+        help="such as tpu-v5e:16x16 or h100:1024x8; give one for each row",
+    )
+    p.add_argument(
+        "--per-device", type=_value(parse_per_device), metavar="KEY=NUMBER",
+        help="weak scaling: this argument of the function is so much for each device, as in batch=4",
+    )
+    p.add_argument("--tokens", type=_value(parse_count), metavar="N", help="that a step works on (default: counted)")
+    p.add_argument("-o", "--html", metavar="FILE", help="write the report as one HTML file")
+    _limits(p)
+
+
 def _planning(p: argparse.ArgumentParser) -> None:
+    _workload(p)
+    p.add_argument("--machine", help="such as tpu-v5e:2x4 or h100:1x8 (default: the devices here)")
+    p.add_argument("--mesh", type=_value(parse_mesh), metavar="AXIS=SIZE,...", help="fix the mesh (default: search)")
+    _limits(p)
+
+
+def _workload(p: argparse.ArgumentParser) -> None:
     p.add_argument("workload", help="module:function that makes a meshplan.Workload, such as models.gpt:workload")
     p.add_argument("--size", help="the workload's size argument")
     p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a further argument of the function")
-    p.add_argument("--machine", help="such as tpu-v5e:2x4 or h100:1x8 (default: the devices here)")
-    p.add_argument("--mesh", type=_value(parse_mesh), metavar="AXIS=SIZE,...", help="fix the mesh (default: search)")
+
+
+def _limits(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--pin", action="append", default=[], type=_value(parse_pin), metavar="PATTERN=SPEC",
         help="fix a spec: 'batch.tokens=data', 'params/.*/up=None,data+model'; may be repeated",

@@ -46,6 +46,14 @@ def parse_count(text: str) -> int:
     return int(text)
 
 
+def parse_per_device(text: str) -> tuple[str, int]:
+    """`batch=4` -> ("batch", 4)."""
+    name, _, count = (p.strip() for p in text.partition("="))
+    if not name.isidentifier() or not count.isdigit() or int(count) < 1:
+        raise UsageError(f"'{text}' is no argument with its number for each device. Write batch=4.")
+    return name, int(count)
+
+
 def check_writable(path: str) -> None:
     """Raises UsageError where no file can be written at `path`: before minutes are spent on what would stand in it."""
     goal = Path(path).resolve()

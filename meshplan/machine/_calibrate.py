@@ -104,7 +104,7 @@ def calibrate(
       date: of the sources; default today.
 
     Raises: MachineError for no devices, devices of several processes, and as `Machine.detect`; and where nothing
-    could be measured, because the clock stood still or the machine was too noisy.
+    could be measured, because the clock stands still or the machine is too noisy.
     """
     import jax
 
@@ -204,7 +204,8 @@ class _Bench:
             run = looped(function, mesh, 1, probe.copies)
         arrays = tuple(self._array(given, mesh, i) for i, given in enumerate(inputs))
         ready = _Ready(probe, run, arrays, 1, [])
-        self._time(ready, 1)  # compiles
+        if not self._time(ready, 1) > 0:  # compiles
+            raise MachineError("the clock stood still while a program was compiled; give one that tells seconds.")
         least = max(LEAST_SECONDS, none := self._time(ready, 0))
         while (took := self._time(ready, ready.turns) - none) < least and ready.turns < MOST_TURNS:
             more = math.ceil(ready.turns * min(8.0, 1.3 * least / max(took, 1e-9)))

@@ -85,7 +85,7 @@ def kernel_probes(quick: bool, devices: int = 8) -> tuple[KernelProbe, ...]:
 def collective_probes(devices: int, quick: bool) -> tuple[CollectiveProbe, ...]:
     """Each kind over all devices and over groups, neighbours and strided ones."""
     meshes: list[tuple[int, ...]] = [(devices,)]
-    meshes += [(n, devices // n) for n in range(2, devices) if devices % n == 0]
+    meshes += [(n, devices // n) for n in range(2, devices) if devices % n == 0][: 1 if quick else None]
     sizes = (1 << 12, 1 << 20) if quick else (1 << 10, 1 << 20, 1 << 22, 1 << 23)
     return tuple(
         CollectiveProbe(kind=kind, mesh=mesh, axis=axis, nbytes=nbytes)
@@ -149,13 +149,13 @@ def _convolutions(quick: bool) -> Iterator[KernelProbe]:
     def of_kernel(x: Any, w: Any, g: Any) -> Any:
         return jax.vjp(lambda k: forward(x, k), w)[1](g)[0]
 
-    for b, side, c, out in ((4, 16, 16, 16),) if quick else ((2, 8, 16, 16), (8, 16, 16, 16), (4, 16, 32, 64)):
+    for b, side, c, out in ((2, 8, 16, 16),) if quick else ((2, 8, 16, 16), (4, 16, 16, 16), (2, 16, 32, 64)):
         x, w, g = Input((b, side, side, c)), Input((3, 3, c, out)), Input((b, side, side, out))
         arrays = 4 * sum(float(np.prod(i.shape)) for i in (x, w, g))
         work = Work(flops=2.0 * b * side * side * 9 * c * out, nbytes=arrays)
-        yield KernelProbe(kind="convolution", work=work, function=forward, inputs=(x, w))
+        yield KernelProbe(kind="convolution", work=work, function=forward, inputs=(x, w), single=True)
         yield KernelProbe(
-            kind="convolution", name="kernel-gradient", work=work, function=of_kernel, inputs=(x, w, g)
+            kind="convolution", name="kernel-gradient", work=work, function=of_kernel, inputs=(x, w, g), single=True
         )
 
 

@@ -157,14 +157,14 @@ def near(
 ) -> tuple[Found | None, int]:
     """(a good answer over one mesh, None where pins leave no strategy; problems solved for it).
 
-    From the templates' strategies where nothing is known.
+    On a machine's first mesh from strategies of templates too; of all of them where nothing is known.
     """
     best: Found | None = None
     rates = Rates(search.machine, mesh)
+    templates = TEMPLATES if not known else PLAIN_TEMPLATES if leading is None else ()
     for turn in range(MOST_ROUNDS):
         starts = [best] if best is not None else known
-        templates = TEMPLATES if not starts else PLAIN_TEMPLATES if best is None else ()
-        keep = strategies_near(search, mesh, starts, templates)
+        keep = strategies_near(search, mesh, starts, templates if best is None else ())
         model = LaterModel(search.space, search.machine, mesh, keep, rates=rates)
         model.shares = best.chosen.small_shares() if best is not None else None
         if any(len(c) == 0 for c in model.choices):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
+from typing import Literal
 
 import jax
 import numpy as np
@@ -13,8 +14,11 @@ import pytest
 from meshplan.cli._main import main
 from meshplan.core import KINDS, MachineError, MeshShape
 from meshplan.machine import Calibration, Machine, calibrate, collective_time, process_clock
+from meshplan.machine._calibrate import _medians, _Ready
+from meshplan.machine._calibrate_fit import Work
 from meshplan.machine._calibrate_probes import (
     Input,
+    KernelProbe,
     array,
     collective_probes,
     kernel_probes,
@@ -76,17 +80,27 @@ def test_a_turn_takes_its_kernel_and_not_the_call(quick: Calibration) -> None:
     assert 4 < many / few < 25
 
 
-def test_one_device_has_no_collectives(tmp_path: Path) -> None:
-    ticks = iter(np.arange(1, 1 << 22) * 1e-3)
-    found = calibrate(jax.devices()[:1], quick=True, clock=lambda: float(next(ticks)) ** 1.5)
+def test_one_device_has_no_collectives() -> None:
+    found = calibrate(jax.devices()[:1], quick=True, clock=process_clock)
     assert found.link is None and not found.collective_samples
     assert found.notes == ("one device: no collectives measured, the links keep the preset's figures",)
     assert found.machine().dims == (Machine.preset("cpu:1").dims)
 
 
 def test_a_clock_that_stands_still_is_told() -> None:
-    with pytest.raises(MachineError, match="too busy"):
+    with pytest.raises(MachineError, match="the clock stood still"):
         calibrate(jax.devices()[:1], quick=True, clock=lambda: 0.0)
+
+
+def test_what_noise_has_eaten_up_is_left_out_or_told() -> None:
+    def ready(kind: Literal["map", "reduce"], *seconds: float) -> _Ready:
+        probe = KernelProbe(kind=kind, work=Work(elements=1), function=abs, inputs=(Input((8,)),))
+        return _Ready(probe, abs, (), 1, list(seconds))
+
+    kept = [ready("map", 1.0, -9.0, 2.0), ready("reduce", 3.0)]
+    assert [t for _, t in _medians([*kept, ready("map", -1.0, 5.0, -2.0)])] == [1.0, 3.0]
+    with pytest.raises(MachineError, match=r"^reduce: no difference between many and few turns"):
+        _medians([kept[0], ready("reduce", -1.0, 0.0, 1.0)])
 
 
 def test_no_devices_are_told() -> None:

@@ -157,7 +157,7 @@ def test_mistakes_are_one_sentence_and_status_two(run: Run, argv: tuple[str, ...
 def test_help_names_every_command(run: Run) -> None:
     status, out, _ = run("--help")
     assert status == 0
-    for command in ("plan", "show", "explain", "diff", "audit", "verify", "compare", "solve", "machines"):
+    for command in ("plan", "show", "explain", "diff", "audit", "verify", "compare", "forecast", "solve", "machines"):
         assert f"\n    {command} " in out
 
 
