@@ -192,7 +192,8 @@ def test_a_plot_has_a_line_for_each_chip(found: mp.Forecast):
 
 def test_the_command_prints_writes_and_counts(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     page = tmp_path / "out.html"
-    typed = ["forecast", "models.gpt:workload", "--size", "tiny", "--set", "layers=1", "--machine", "h100:1x8", "--machine", "h100:2x8"]
+    typed = ["forecast", "models.gpt:workload", "--size", "tiny", "--set", "layers=1",
+            "--machine", "h100:1x8", "--machine", "h100:2x8"]  # fmt: skip
     assert main([*typed, "-o", str(page)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("Forecast of gpt-tiny, modelled\nstrong scaling") and "efficiency 100.0%" in out
