@@ -51,6 +51,11 @@ class Run:
     def count(self) -> float:
         return max(e.collective.count for e in self.members)
 
+    @property
+    def nbytes(self) -> int:
+        """Of all members together, each time it runs."""
+        return sum(e.collective.nbytes for e in self.members)
+
     def shares(self) -> Iterator[tuple[Emitted, float]]:
         """What part of the latency each small member bears: nothing where a larger one takes it along."""
         small = [e for e in self.members if e.collective.nbytes < SMALL_BYTES]

@@ -79,14 +79,6 @@ def measured_parts(chosen: Chosen) -> list[MeasuredPart]:
     return parts
 
 
-def seconds_by_op(chosen: Chosen) -> dict[int, float]:
-    """Seconds of one execution by operation: those of a kernel at its product, else at its last operation."""
-    found: dict[int, float] = {}
-    for part in measured_parts(chosen):
-        found[part.op] = found.get(part.op, 0.0) + part.seconds
-    return found
-
-
 def _kind(program: Program, kernel: Kernel) -> str:
     names = [program.ops[o].primitive for o in kernel.ops]
     if kernel.product >= 0:
@@ -94,8 +86,8 @@ def _kind(program: Program, kernel: Kernel) -> str:
     return names[0] if kernel.alone else "reduce" if any(n.startswith(SUMS) for n in names) else "map"
 
 
-def beside_kernels(chosen: Chosen) -> BesideKernels:
-    """What the call, fresh memory and loops of the step take on a measured chip."""
+def beside_kernels(chosen: Chosen, parts: Iterable[MeasuredPart]) -> BesideKernels:
+    """What the call, fresh memory and loops of the step take on a measured chip. `parts`: its kernels."""
     chip, program = chosen.model.machine.chip, chosen.graph.program
     call, start = chip.kernel("dispatch"), chip.kernel("kernel")
     prediction = chosen.predict()
@@ -103,7 +95,7 @@ def beside_kernels(chosen: Chosen) -> BesideKernels:
     touch = chip.kernel("first-touch", "large" if fresh > LARGE_BLOCK else "")
     turns = sum(runs_of(program.regions, i) for i, r in enumerate(program.regions) if i and r.kind != "cond")
     apart = chip.kernel("apart") if chosen.runs() else None
-    computed = sum(part.seconds * part.count for part in measured_parts(chosen))
+    computed = sum(part.seconds * part.count for part in parts)
     return BesideKernels(
         dispatch_seconds=call.seconds(batches=len(program.args)) if call else 0.0,
         first_touch_seconds=touch.seconds(nbytes=fresh, runs=0) if touch else 0.0,
@@ -114,12 +106,11 @@ def beside_kernels(chosen: Chosen) -> BesideKernels:
 
 def measured_step_seconds(chosen: Chosen) -> float:
     """Kernels, collectives and what is beside them, one after the other: as on CPU, where nothing overlaps."""
-    rates = chosen.model.rates
-    total = sum(part.seconds * part.count for part in measured_parts(chosen)) + beside_kernels(chosen).seconds
+    rates, parts = chosen.model.rates, measured_parts(chosen)
+    total = sum(part.seconds * part.count for part in parts) + beside_kernels(chosen, parts).seconds
     for run in chosen.runs():
         c = run.members[0].collective
-        nbytes = sum(e.collective.nbytes for e in run.members)
-        total += run.count * rates.fitted_seconds(c.kind, c.axes, nbytes)
+        total += run.count * rates.fitted_seconds(c.kind, c.axes, run.nbytes)
     return total + _laid_out_seconds(chosen)
 
 

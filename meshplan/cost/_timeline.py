@@ -186,12 +186,11 @@ class _Builder:
 
     def _collective(self, tasks: TaskList, run: Run, after: int) -> int:
         c = run.members[0].collective
-        nbytes = sum(e.collective.nbytes for e in run.members)
-        seconds = self.chosen.model.rates.fitted_seconds(c.kind, c.axes, nbytes)
+        seconds = self.chosen.model.rates.fitted_seconds(c.kind, c.axes, run.nbytes)
         uses = self._links(c.axes) if self.asynchronous else [self.device.compute, *self._links(c.axes)]
         return tasks.add(
             "collective", seconds=seconds, uses=uses, after=[after] if after >= 0 else [],
-            nbytes=nbytes, name=c.kind, source=c.source, detail=c.kind,
+            nbytes=run.nbytes, name=c.kind, source=c.source, detail=c.kind,
         )
 
     def _links(self, axes: Axes) -> list[int]:

@@ -159,6 +159,12 @@ def _taps(inputs: int, kernel: int, outputs: int, window: dict[str, str]) -> int
     return int(np.maximum(met, 0).sum())
 
 
+def cycles_of(i: Instruction) -> float | None:
+    """The TPU compiler's estimate of one run of an instruction; None where it gives none."""
+    found = re.search(r'"estimated_cycles":"?(\d+)', i.attributes)
+    return float(found.group(1)) if found else None
+
+
 def estimated_cycles(text: str | Module) -> float | None:
     """The TPU compiler's own estimate of a step's compute cycles; None on other back ends.
 
@@ -168,11 +174,11 @@ def estimated_cycles(text: str | Module) -> float | None:
     found: list[str] = []
 
     def leaf(i: Instruction, c: Computation) -> list[float]:
-        cycles = re.search(r'"estimated_cycles":"?(\d+)', i.attributes)
-        if not cycles or c.name in module.fusions:
+        cycles = cycles_of(i)
+        if cycles is None or c.name in module.fusions:
             return []
         found.append(i.name)
-        return [float(cycles.group(1))]
+        return [cycles]
 
     total = sum(cycles * n for cycles, n in tally(module, leaf, float))
     return total if found else None

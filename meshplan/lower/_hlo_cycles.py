@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from meshplan.lower._hlo_cost import tally
+from meshplan.lower._hlo_cost import cycles_of, tally
 from meshplan.lower._hlo_parse import Computation, Instruction, Module, op_name, parse_module
 
 CycleKind = Literal[
@@ -21,7 +21,6 @@ CycleKind = Literal[
 ]  # fmt: skip
 _COLLECTIVE = re.compile(r"all-reduce|all-gather|reduce-scatter|all-to-all|collective-|send|recv|partition-id")
 _PRODUCTS = frozenset({"convolution", "dot"})
-_CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 # Of all that a fusion holds, the first of these names it.
 _OPCODES: tuple[tuple[CycleKind, frozenset[str]], ...] = (
     ("product", frozenset({"convolution", "dot", "triangular-solve", "cholesky", "fft"})),
@@ -71,16 +70,16 @@ def count_cycles(text: str | Module) -> CycleCount | None:
     held: dict[str, frozenset[str]] = {}
 
     def leaf(i: Instruction, c: Computation) -> list[tuple[Instruction, float, frozenset[str]]]:
-        found = _CYCLES.search(i.attributes)
-        if not found or c.name in module.fusions:
+        cycles = cycles_of(i)
+        if cycles is None or c.name in module.fusions:
             return []
         holds = _holds(module, i, held)
         alone = any(map(_COLLECTIVE.match, holds)) and not holds & _PRODUCTS
-        return [] if alone else [(i, float(found.group(1)), holds)]
+        return [] if alone else [(i, cycles, holds)]
 
     pairs = tally(module, leaf, lambda item: item[1])
     every = (i for c in module.computations.values() for i in c.instructions)
-    if not pairs and not any(_CYCLES.search(i.attributes) for i in every):
+    if not pairs and all(cycles_of(i) is None for i in every):
         return None
     merged: dict[str, tuple[Instruction, float, frozenset[str], float]] = {}
     for (i, cycles, holds), runs in pairs:

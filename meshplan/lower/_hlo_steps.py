@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from meshplan.core import Axes, CollectiveKind, MeshShape
 from meshplan.cost._rates import KERNEL_SECONDS
 from meshplan.lower._hlo import FoundCollective, find_collectives
-from meshplan.lower._hlo_cost import products
+from meshplan.lower._hlo_cost import cycles_of, products
 from meshplan.lower._hlo_groups import spanning_axes
 from meshplan.lower._hlo_loops import trip_count
 from meshplan.lower._hlo_parse import Computation, Instruction, Module
@@ -36,7 +36,6 @@ _COLLECTIVES = (
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute",
     "collective-broadcast", "send", "recv",
 )
-_CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 _ON_HOST = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = \(.*S\(5\).*\) (?:[a-z\-]+-start|async-start)\(", re.MULTILINE)
 
 
@@ -104,8 +103,9 @@ class StepReader:
         self._traffic = Traffic(module)
         self._flops: dict[str, dict[str, float]] = {}
         self._host = frozenset(_ON_HOST.findall(text)) if "S(5)" in text else frozenset()
-        clock = getattr(machine.chip, "clock_hertz", None)
-        self._clock = clock if clock and _CYCLES.search(text) else None
+        every = (i for c in module.computations.values() for i in c.instructions)
+        clock = machine.chip.clock_hertz
+        self._clock = clock if clock and any(cycles_of(i) is not None for i in every) else None
         found = find_collectives(module, mesh_shape)
         self._found = {f.instruction: self._price(f) for f in found}
 
@@ -210,8 +210,8 @@ class StepReader:
 
     def _cycles(self, i: Instruction) -> float | None:
         """Seconds by the compiler's estimate of cycles."""
-        found = _CYCLES.search(i.attributes) if self._clock else None
-        return float(found.group(1)) / self._clock if found and self._clock else None
+        cycles = cycles_of(i) if self._clock else None
+        return cycles / self._clock if cycles is not None and self._clock else None
 
     def _products(self, i: Instruction, c: Computation) -> dict[str, float]:
         """FLOPs of the products that an instruction is or holds, by XLA's name of the type."""

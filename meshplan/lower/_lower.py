@@ -26,13 +26,14 @@ def constraints_of(data: PlanData, program: Program) -> Constraints:
                 results[key, r] = path
         for k, path in planned.uses:
             uses[key, k] = path
+    kept = dict(data.kept)
     made, by_op = made_specs(data.arguments, data.ops, program), {planned.index: planned for planned in data.ops}
+    inside = made | {v: path[-1] for v, path in kept.items()}  # of rematerialised blocks
     for op in program.ops:
         planned = by_op.get(op.index, OpPlan(index=op.index))
-        entering = made | {v: path[-1] for v, path in data.kept} if op.scope and data.kept else made
-        if needs_shards(op) and (form := local_form(op, *read_and_left(op, planned, entering), data.mesh)):
+        known = inside if op.scope else made
+        if needs_shards(op) and (form := local_form(op, *read_and_left(op, planned, known), data.mesh)):
             local[op.key] = form
-    kept = dict(data.kept)
     for block in program.blocks:
         uses |= {((*block.key, ENTERS), k): kept[v] for k, v in enumerate(block.values) if v in kept}
     fills = {}

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshplan.core import MeshShape, format_bytes
-from meshplan.cost import MeshModel, Problem, Rates
-from meshplan.cost._rates import Shares
+from meshplan.cost import MeshModel, Rates
 from meshplan.plan._pins import keep_pinned, pinned_meshes
-from meshplan.plan._search import Found, KeepNode, Search, better
+from meshplan.plan._search import Found, KeepNode, Search, better, lifted, preferred
 from meshplan.strategy import TEMPLATES, Choices, Node, template_keep
 
 FIRST_MESHES, MOST_MESHES = 3, 8  # solved wherever they lie; solved at most
@@ -68,7 +67,7 @@ def best_bounded(search: Search, known: Sequence[Found] = ()) -> Bounded:
         gained = found is not None and leader(tried) is found
         idle = 0 if gained or len(seen) <= FIRST_MESHES else idle + 1
     tried.sort(key=lambda f: len(f.mesh.axes))
-    best = preferred(tried)
+    best = preferred(tried) if tried else None
     if best is not None:
         best, more = beyond_templates(search, best)
         solves += more
@@ -106,18 +105,6 @@ def leader(tried: Sequence[Found]) -> Found | None:
     return best
 
 
-def preferred(tried: Sequence[Found]) -> Found | None:
-    """The best, where a mesh with more axes must gain what `Search.worth` asks. `tried`: fewest axes first."""
-    best: Found | None = None
-    for f in tried:
-        if best is None or (better(f, best) and not (
-            f.feasible and best.feasible
-            and f.prediction.score > best.prediction.score * (1 - Search.worth(best, f))
-        )):  # fmt: skip
-            best = f
-    return best
-
-
 def next_mesh(
     meshes: Sequence[MeshShape], seen: Sequence[MeshShape], tried: Sequence[Found], known: Sequence[Found]
 ) -> MeshShape:
@@ -143,15 +130,6 @@ def closest(mesh: MeshShape, known: Sequence[Found]) -> list[Found]:
     return sorted(known, key=lambda f: away(f.mesh, mesh))[:1]
 
 
-class LaterModel(MeshModel):
-    """The costs of a later round: small reductions bear the part of a latency that the last answer found."""
-
-    shares: Shares | None = None
-
-    def problem(self, rows: Sequence[int], limit: float, shares: Shares | None = None) -> Problem:
-        return super().problem(rows, limit, shares or self.shares)
-
-
 def near(
     search: Search, mesh: MeshShape, known: Sequence[Found], leading: Found | None
 ) -> tuple[Found | None, int]:
@@ -165,13 +143,13 @@ def near(
     for turn in range(MOST_ROUNDS):
         starts = [best] if best is not None else known
         keep = strategies_near(search, mesh, starts, templates if best is None else ())
-        model = LaterModel(search.space, search.machine, mesh, keep, rates=rates)
-        model.shares = best.chosen.small_shares() if best is not None else None
+        model = MeshModel(search.space, search.machine, mesh, keep, rates=rates)
         if any(len(c) == 0 for c in model.choices):
             return best, turn
         rows = best.rows if best is not None else ()
-        warm = [s for f in starts if f.mesh == mesh and (s := places(f, model)) is not None]
-        found = search.fit(model, warm, rows, exact=False, refine=False)
+        warm = [s for f in starts if f.mesh == mesh and (s := lifted(f, model)) is not None]
+        shares = best.chosen.small_shares() if best is not None else None
+        found = search.fit(model, warm, rows, exact=False, refine=False, shares=shares)
         if best is not None and not better(found, best):
             return best, turn + 1
         gained = best is None or found.prediction.score < best.prediction.score * (1 - GAIN) or not best.feasible
@@ -233,14 +211,3 @@ def moved(row: np.ndarray, source: MeshShape, target: MeshShape) -> np.ndarray:
     for name in target.names:
         out.append(int(at.get(name, out[-1] if out else row[0])))
     return np.array(out, row.dtype)
-
-
-def places(found: Found, model: MeshModel) -> tuple[int, ...] | None:
-    """The same strategies in a model of the same mesh; None where one is not in it."""
-    out = []
-    for mine, theirs, s in zip(model.choices, found.chosen.model.choices, found.chosen.choice, strict=True):
-        at = np.flatnonzero((mine.assign == theirs.assign[s]).all(axis=1))
-        if not len(at):
-            return None
-        out.append(int(at[0]))
-    return tuple(out)

@@ -10,6 +10,7 @@ import numpy as np
 from meshplan._options import Options
 from meshplan.core import Axes, MemoryLimitError, MeshError, MeshShape, Spec, format_bytes
 from meshplan.cost import TRAFFIC, Chosen, Emission, MeshModel, Prediction, Problem, Solution, Space, timeline_of
+from meshplan.cost._rates import Shares
 from meshplan.machine import Machine, legal_mesh_shapes
 from meshplan.plan._bind import keep_named, settle_names
 from meshplan.plan._pin_meshes import named_meshes, own_meshes
@@ -109,10 +110,14 @@ class Search:
         return self.fit(model, starts, rows, exact, refine)
 
     def fit(
-        self, model: MeshModel, starts: list[tuple[int, ...]], known_rows: Sequence[int], exact: bool, refine: bool
+        self, model: MeshModel, starts: list[tuple[int, ...]], known_rows: Sequence[int], exact: bool, refine: bool,
+        shares: Shares | None = None,
     ) -> Found:
-        """Solve, look where memory runs over, add rows for those times, solve again."""
-        rows, limit, shares = list(known_rows), self.limit, None
+        """Solve, look where memory runs over, add rows for those times, solve again.
+
+        `shares`: of latencies, as small reductions were found to bear them before.
+        """
+        rows, limit = list(known_rows), self.limit
         best: Found | None = None
         if not starts:
             starts = [tuple(unused(c) for c in model.choices)]
@@ -130,7 +135,7 @@ class Search:
                 return best
             if not solution.feasible:
                 break
-            starts, shares = [solution.choice], borne
+            starts, shares = [solution.choice], borne if refine else shares
             if fits:
                 continue
             new = [r for r in peaks(chosen, self.limit) if r not in rows]
@@ -227,10 +232,7 @@ class Search:
             if template is None:
                 raise MemoryLimitError(too_large(least, self.limit))
             return least, everything
-        best = fitting[0]
-        for f in fitting[1:]:
-            if f.prediction.score < best.prediction.score * (1 - self.worth(best, f)):
-                best = f
+        best = preferred(fitting)
         if self.options.equal_names:
             best = self.named(best, template)
         elif template is None:
@@ -316,6 +318,16 @@ def prepare(
         program=program, machine=machine, graph=graph, space=Space.of(graph, ties), classes=dim_classes(graph),
         places=bound_places(graph), pins=pins, limit=float(budget), options=options, models={},
     )
+
+
+def preferred(found: Sequence[Found]) -> Found:
+    """The best of at least one, where a mesh with more axes must be `worth` it. `found`: fewest axes first."""
+    best = found[0]
+    for f in found[1:]:
+        gains = f.prediction.score < best.prediction.score * (1 - Search.worth(best, f))
+        if better(f, best) and (gains or not (f.feasible and best.feasible)):
+            best = f
+    return best
 
 
 def _roofline(found: Found) -> float:

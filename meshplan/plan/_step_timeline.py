@@ -13,7 +13,7 @@ def step_timeline(chosen: Chosen) -> StepTimeline:
     runs: dict[tuple[CollectiveKind, Axes, str], float] = {}
     waited: dict[tuple[CollectiveKind, Axes, str], float] = {}
     for run, seconds in step.exposed_by_run():
-        whole = sum(e.collective.nbytes for e in run.members) or len(run.members)
+        whole = run.nbytes or len(run.members)
         for e in run.members:
             c = e.collective
             key = (c.kind, c.axes, c.source)

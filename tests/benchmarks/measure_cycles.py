@@ -14,7 +14,6 @@ import argparse
 import json
 import math
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -34,6 +33,7 @@ from meshplan.cost._compute import Pricing, price_parts  # noqa: E402
 from meshplan.cost._compute_fit import ComputeFit  # noqa: E402
 from meshplan.lower._hlo_cycles import count_cycles  # noqa: E402
 from meshplan.machine import Machine  # noqa: E402
+from tests._children import reports  # noqa: E402
 from tests._cycles import TARGETS, Sweep, chosen_of, compile_one, sweeps  # noqa: E402
 
 TABLES = ROOT / "meshplan" / "cost" / "compute"
@@ -70,23 +70,11 @@ def child(target: str, skip: int, kinds: list[str]) -> None:
 def measure(target: str, kinds: list[str]) -> dict[str, float]:
     """Cycles by the program's name."""
     found: dict[str, float] = {}
-    skip, alive = 0, True
-    while alive:
-        argv = [sys.executable, __file__, "--child", target, str(skip), *kinds]
-        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-            assert process.stdout is not None
-            name = ""
-            for line in process.stdout:
-                word, _, rest = line.strip().partition(" ")
-                if word == "case":
-                    number, _, name = rest.partition(" ")
-                    skip = int(number) + 1
-                elif word == "cycles":
-                    found[name] = float(rest)
-                    name = ""
-            alive = bool(process.wait()) and bool(name)
-        if name:
+    for name, cycles in reports(__file__, target, kinds, "cycles"):
+        if cycles is None:
             print(f"  {target} {name}: the compiler died", flush=True)
+        else:
+            found[name] = float(cycles)
     return found
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -27,6 +26,7 @@ os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
 sys.path.insert(0, str(ROOT))
 
 from meshplan.cost import Emission  # noqa: E402
+from tests._children import reports  # noqa: E402
 from tests._emission import TARGETS, by_kind, cases, emitted, key, read_table, table_path  # noqa: E402
 
 Answer = Any  # rows, or why there are none
@@ -56,27 +56,15 @@ def child(platform: str, only: list[str], skip: int) -> None:
 def measure(platform: str, only: list[str]) -> dict[str, Answer]:
     """Answers by the case's key."""
     found: dict[str, Answer] = {}
-    skip, alive = 0, True
-    while alive:
-        argv = [sys.executable, __file__, "--child", platform, str(skip), *only]
-        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-            assert process.stdout is not None
-            name = ""
-            for line in process.stdout:
-                word, _, rest = line.rstrip("\n").partition(" ")
-                if word == "case":
-                    number, _, name = rest.partition(" ")
-                    skip = int(number) + 1
-                elif word == "answer":
-                    answer, wrong = json.loads(rest)
-                    found[name] = [tuple(row) for row in answer] if isinstance(answer, list) else answer
-                    if wrong:
-                        print(f"  {platform} {name}: {answer}{wrong}", flush=True)
-                    name = ""
-            alive = bool(process.wait()) and bool(name)
-        if name:
+    for name, told in reports(__file__, platform, only, "answer"):
+        if told is None:
             found[name] = "the compiler died"
             print(f"  {platform} {name}: {found[name]}", flush=True)
+            continue
+        answer, wrong = json.loads(told)
+        found[name] = [tuple(row) for row in answer] if isinstance(answer, list) else answer
+        if wrong:
+            print(f"  {platform} {name}: {answer}{wrong}", flush=True)
     return found
 
 

@@ -91,9 +91,10 @@ def cases(model: str, machine: Machine) -> list[Case]:
 def shares(found: Found) -> str:
     """Milliseconds by kind of kernel, of collectives and beside both."""
     by_kind: dict[str, float] = {}
-    for part in measured_parts(found.chosen):
+    parts = measured_parts(found.chosen)
+    for part in parts:
         by_kind[part.kind] = by_kind.get(part.kind, 0.0) + part.seconds * part.count
-    beside = beside_kernels(found.chosen)
+    beside = beside_kernels(found.chosen, parts)
     collectives = measured_step_seconds(found.chosen) - sum(by_kind.values()) - beside.seconds
     rows = {**by_kind, "collectives": collectives}
     rows |= {"call": beside.dispatch_seconds, "memory": beside.first_touch_seconds, "loops": beside.loop_seconds}

@@ -44,7 +44,7 @@ def all_collectives(found: Found) -> float:
     """Seconds of all collectives, one after the other."""
     rates = found.chosen.model.rates
     return sum(
-        run.count * rates.fitted_seconds(c.kind, c.axes, sum(e.collective.nbytes for e in run.members))
+        run.count * rates.fitted_seconds(c.kind, c.axes, run.nbytes)
         for run in found.chosen.runs() for c in [run.members[0].collective]
     )  # fmt: skip
 
