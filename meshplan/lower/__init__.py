@@ -13,3 +13,5 @@ from meshplan.lower._lower import unplaced as unplaced
 from meshplan.lower._verify import LeafCheck as LeafCheck
 from meshplan.lower._verify import Verification as Verification
 from meshplan.lower._verify import compare_leaves as compare_leaves
+from meshplan.lower._verify import rounded_otherwise as rounded_otherwise
+from meshplan.lower._verify import with_noise as with_noise

@@ -103,6 +103,33 @@ def test_verify_holds_every_leaf_against_one_device(plan: mp.Plan) -> None:
     assert found.worst.relative_error < 1e-5
 
 
+def test_verify_tells_a_leaf_that_is_all_rounding_from_a_wrong_one() -> None:
+    def step(state: Any, x: Any) -> Any:
+        def loss(w: Any, bias: Any) -> Any:  # a bias of all logits alike changes no softmax: its gradient is rounding
+            return -jnp.mean(jax.nn.log_softmax(x @ w + bias.sum())[:, 0])
+
+        gradient = jax.grad(loss, (0, 1))(*state)
+        signs = [g / (jnp.abs(g) + 1e-30) for g in gradient]  # the first step of Adam
+        return tuple(s - 1e-2 * g for s, g in zip(state, signs, strict=True))
+
+    args = ((normal(32, 16), np.zeros(64, np.float32)), normal(256, 32))
+    made = mp.plan(step, *args, machine="cpu:8", mesh={"data": 8}, pins={"x": P("data")}, donate_argnums=())
+    found = made.verify(*args)
+    assert found.ok, str(found)
+    weights, bias = found.leaves
+    assert weights.noise == 0 or not weights.is_noise
+    if bias.relative_error > bias.tolerance:
+        assert bias.is_noise and "by rounding alone" in str(found)
+        assert found.worst is weights
+
+    def wrong(state: Any, x: Any) -> Any:
+        return tuple(s * 1.01 for s in step(state, x))
+
+    assert made.call is not None
+    found = replace(made, call=replace(made.call, step=wrong)).verify(*args)
+    assert not found.leaves[0].ok and found.worst is found.leaves[0]
+
+
 def test_verify_finds_the_leaf_that_differs() -> None:
     def planned(x: Any) -> Any:
         return {"held": x + 1, "off": x * 1.01}
