@@ -24,7 +24,8 @@ class Emitted:
     """A collective and where it runs.
 
     It moves `value` on its way to the operands `uses`, or completes it inside operation `op`. `combine` says how it
-    combines, "" where it stays alone. `waits`: a product follows in its region.
+    combines, "" where it stays alone. `waits`: a product follows in its region. `laid_out`: bytes read and written
+    to bring pieces in order, as they are where another dim than the first is gathered or split.
     """
 
     collective: Collective
@@ -34,6 +35,7 @@ class Emitted:
     value: int = -1
     op: int = -1
     uses: tuple[tuple[int, int], ...] = ()
+    laid_out: float = 0.0
 
     @property
     def sums(self) -> bool:

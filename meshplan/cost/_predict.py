@@ -16,7 +16,7 @@ from meshplan.cost._combine import SUMS, Emitted, Run, runs
 from meshplan.cost._emission import runs_on_shards
 from meshplan.cost._model import TRAFFIC, MeshModel, copy_span
 from meshplan.cost._nodes import compute_seconds, op_flops
-from meshplan.cost._reshard import Step
+from meshplan.cost._reshard import Step, laid_out_elements
 from meshplan.cost._tiles import lies
 from meshplan.program import Op
 from meshplan.rules import Dims
@@ -219,7 +219,10 @@ class Chosen:
         path = self.path(edge)
         last = max((k for k, step in enumerate(path) if step.kind != "slice"), default=0)
         trips = edge.trips if len(path) == 1 and path[0].kind == "all-reduce" else 1.0
+        before, aval = self.source_spec(edge) if path else Spec(()), program.values[edge.value].aval
         for k, step in enumerate(path):
+            laid_out = aval.itemsize * laid_out_elements(aval.shape, before, step.after, self.model.mesh)
+            before = step.after
             sums, moves = self.model.wire_bytes(edge, k == last)
             value = summed if step.reduces else edge.value
             piece = step.after.local_shape(program.values[edge.value].aval.shape, self.model.mesh)
@@ -235,7 +238,7 @@ class Chosen:
                 Emitted(
                     collective=self._collective(kind, axes, nbytes, edge.count / trips, value, at),
                     region=self._region(target.region, trips), combine=self._combine(kind, step, target),
-                    waits=self.model.waits(edge), value=edge.value, uses=edge.uses,
+                    waits=self.model.waits(edge), value=edge.value, uses=edge.uses, laid_out=laid_out,
                 )
                 for axes in self._parts_of_sum(edge, step)
             ]  # fmt: skip

@@ -145,3 +145,15 @@ def _takes(have: list[str], want: Axes, pending: list[str]) -> list[str]:
     return out
 
 
+def laid_out_elements(shape: tuple[int, ...], before: Spec, after: Spec, mesh: MeshShape) -> int:
+    """Elements that a device reads and writes to cut its piece along another dim than the first, or to join pieces so.
+
+    What is sent is cut along the first dim of an array as it lies, and what arrives is joined along it.
+    """
+    have, want = before.local_shape(shape, mesh), after.local_shape(shape, mesh)
+    total = 0
+    for d, (a, b) in enumerate(zip(have, want, strict=True)):
+        larger = have if a > b else want
+        if a != b and math.prod(larger[:d]) > 1:
+            total += 2 * math.prod(larger)
+    return total

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from meshplan.core import Axes
-from meshplan.cost._combine import Emitted, Run
+from meshplan.cost._combine import SUMS, Emitted, Run
 from meshplan.cost._nodes import chain_seconds, op_seconds
+from meshplan.cost._order import Moving, list_scheduled
 from meshplan.cost._predict import Chosen
 from meshplan.machine import link_groups
 from meshplan.program import CARRY, Op, runs_of
@@ -78,10 +79,12 @@ class _Builder:
         self.runs: dict[int, list[Run]] = {}
         for run in chosen.runs():
             self.runs.setdefault(self._region(run), []).append(run)
+        self.copying = self._copying() if model.machine.chip.platform == "gpu" else {}
         self.items: dict[int, list[Op | int]] = {}
         for op in self.program.ops:
             self._place(op)
         self.chains: dict[int, tuple[float, float]] = {}
+        self.loops: dict[int, Stretch] = {}
 
     def _region(self, run: Run) -> int:
         """Where a collective runs: what enters a loop is moved before it, and so less often than the loop turns."""
@@ -104,7 +107,7 @@ class _Builder:
     def stretch(self, region: int) -> Stretch:
         """One turn of a region on a timeline of its own."""
         runs = self.runs.get(region, [])
-        items = self._late_last(runs, self.items.get(region, []))
+        items = self._scheduled(runs, self.items.get(region, []))
         order = {op: at for at, item in enumerate(items) for op in self._ops_of(item)}
         waiting, ready = self._waits(runs, order)
         tasks, inner, collectives = TaskList(), {}, {}
@@ -121,7 +124,7 @@ class _Builder:
         for at, item in enumerate(items):
             after = [ids[r] for r in waiting.get(at, ()) if r in ids]
             if isinstance(item, int):
-                made = self.stretch(item)
+                made = self.loops.get(item) or self.stretch(item)
                 last = tasks.add("compute", seconds=made.seconds, uses=held, after=after, name="loop")
                 inner[last] = made
             else:
@@ -136,25 +139,44 @@ class _Builder:
         done = simulate(tasks.build(), self.device.resources)
         return Stretch(trips=trips, timeline=done, collectives=collectives, inner=inner)
 
-    def _late_last(self, runs: list[Run], items: list[Op | int]) -> list[Op | int]:
-        """The order with those at the end that wait for a collective and that no product waits for.
-
-        Compilers that run collectives beside computation put such operations off (XLA's latency-hiding scheduler): a
-        gradient that is only put away, or added up, holds nothing back while it is reduced.
-        """
+    def _scheduled(self, runs: list[Run], items: list[Op | int]) -> list[Op | int]:
+        """The items in the order in which they are computed; the program's where nothing runs beside them."""
         if not self.asynchronous or not runs:
             return items
-        urgent = self.chosen.model.space.urgent
-        late = {op for run in runs for e in run.members for op in self._readers(e) if op not in urgent}
-        last: list[Op | int] = []
-        first: list[Op | int] = []
-        for item in items:
-            if isinstance(item, int) or item.index in urgent or item.index not in late:
-                first.append(item)
-                continue
-            last.append(item)
-            late.update(use for v in item.results for use, _ in self.program.consumers[v] if use > item.index)
-        return [*first, *last]
+        order = {op: at for at, item in enumerate(items) for op in self._ops_of(item)}
+        before = [
+            frozenset(at for v in self._operands(item) if (at := order.get(self.program.values[v].op, n)) < n)
+            for n, item in enumerate(items)
+        ]
+        moving = [self._moving(run, order, len(items)) for run in runs]
+        loops = frozenset(n for n, item in enumerate(items) if isinstance(item, int))
+        ordered = list_scheduled(before, lambda n: self._item_seconds(items[n]), moving, loops)
+        return [items[n] for n in ordered]
+
+    def _operands(self, item: Op | int) -> Iterator[int]:
+        for op in self._ops_of(item):
+            yield from (v for v in self.program.ops[op].operands if v is not None)
+
+    def _item_seconds(self, item: Op | int) -> float:
+        if not isinstance(item, int):
+            return self._seconds(item)
+        if item not in self.loops:
+            self.loops[item] = self.stretch(item)
+        return self.loops[item].seconds
+
+    def _moving(self, run: Run, order: Mapping[int, int], count: int) -> Moving:
+        made, uses = self._ends(run, order)
+        first = min(uses, default=count)
+        c = run.members[0].collective
+        seconds = self.chosen.model.rates.fitted_seconds(c.kind, c.axes, run.nbytes)
+        made = frozenset(m for m in made if 0 <= m < first)
+        return Moving(made=made, uses=frozenset(uses), seconds=seconds, links=tuple(self._links(c.axes)))
+
+    def _ends(self, run: Run, order: Mapping[int, int]) -> tuple[set[int], set[int]]:
+        """(places that make what a collective moves, places that wait for it)."""
+        made = {order.get(e.op if e.op >= 0 else self.program.values[e.value].op, -1) for e in run.members}
+        uses = {order[op] for e in run.members for op in self._readers(e) if op in order}
+        return made, uses - made
 
     def _ops_of(self, item: Op | int) -> Iterator[int]:
         if isinstance(item, int):
@@ -168,8 +190,7 @@ class _Builder:
         waiting: dict[int, list[int]] = {}
         ready: dict[int, list[int]] = {}
         for r, run in enumerate(runs):
-            made = [order.get(e.op if e.op >= 0 else self.program.values[e.value].op, -1) for e in run.members]
-            uses = {order[op] for e in run.members for op in self._readers(e) if op in order} - set(made)
+            made, uses = self._ends(run, order)
             first = min(uses, default=len(order))
             ready.setdefault(max((m for m in made if m < first), default=-1), []).append(r)
             for use in uses:
@@ -197,7 +218,21 @@ class _Builder:
         used = {(share.level, share.dim) for a in axes for share in self.groups.get(a, ())}
         return [self.device.links[level][dim] for level, dim in sorted(used)]
 
+    def _copying(self) -> dict[int, float]:
+        """Seconds by operation of bringing pieces in order, once it has made them or before it reads them."""
+        rates, found = self.chosen.model.rates, dict[int, float]()
+        for e in (e for run in self.chosen.runs() for e in run.members if e.laid_out):
+            made = self.program.values[e.value].op
+            op = made if e.collective.kind in SUMS and made >= 0 else min((o for o, _ in e.uses), default=made)
+            seconds = e.laid_out / rates.machine.chip.memory_bytes_per_second + rates.kernel_seconds
+            found[op] = found.get(op, 0.0) + seconds
+        return found
+
     def _seconds(self, op: Op) -> float:
+        """One execution of an operation with the copies it asks for."""
+        return self._computing(op) + self.copying.get(op.index, 0.0)
+
+    def _computing(self, op: Op) -> float:
         """One execution of an operation; a chain's seconds are shared out by the bytes of what its operations make."""
         index = self.chosen.graph.node_of_op.get(op.index)
         if index is None:
