@@ -236,7 +236,7 @@ def _host_devices(data: PlanData) -> None:
     """As many host devices as a plan for the CPU needs, where this process has not started any yet."""
     import jax
 
-    if data.machine.partition(":")[0] == "cpu":
+    if data.machine.partition(":")[0] in ("cpu", "cpu-calibrated"):
         try:
             jax.config.update("jax_num_cpu_devices", data.mesh.devices)
             jax.config.update("jax_platforms", "cpu")

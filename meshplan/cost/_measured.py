@@ -111,10 +111,10 @@ def measured_step_seconds(chosen: Chosen) -> float:
     for run in chosen.runs():
         c = run.members[0].collective
         total += run.count * rates.fitted_seconds(c.kind, c.axes, run.nbytes)
-    return total + _laid_out_seconds(chosen)
+    return total + laid_out_seconds(chosen)
 
 
-def _laid_out_seconds(chosen: Chosen) -> float:
+def laid_out_seconds(chosen: Chosen) -> float:
     """What is gathered along another dim than the first arrives in pieces that are put in order (CPU; measured: twice
     the time of a gather along the first)."""
     chip, program, mesh = chosen.model.machine.chip, chosen.graph.program, chosen.model.mesh

@@ -1,9 +1,10 @@
 """A step on a timeline: computation in the program's order, collectives beside it as soon as they may start.
 
-Modelled, not measured. Each operation takes its roofline's seconds, memory traffic included; a collective takes those
-of the best algorithm with its library's fitted figures. It starts when what it sends is there and
-holds back what reads its result; collectives over the same links queue. A loop's body is simulated once: no collective
-reaches over the end of an iteration, as in XLA's while loops. On CPU nothing overlaps.
+Modelled. Each operation takes its roofline's seconds, memory traffic included, or those of its kernel where the chip's
+figures are fitted or were measured; a collective takes those of the best algorithm with its library's fitted figures.
+It starts when what it sends is there and holds back what reads its result; collectives over the same links queue.
+A loop's body is simulated once: no collective reaches over the end of an iteration, as in XLA's while loops. On CPU
+nothing overlaps.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from dataclasses import dataclass, field
 
 from meshplan.core import Axes
 from meshplan.cost._combine import SUMS, Emitted, Run
+from meshplan.cost._compute import compute_parts
+from meshplan.cost._compute_fit import read_table
+from meshplan.cost._measured import beside_kernels, is_measured, laid_out_seconds, measured_parts
 from meshplan.cost._nodes import chain_seconds, op_seconds
 from meshplan.cost._order import Moving, list_scheduled
 from meshplan.cost._predict import Chosen
@@ -69,6 +73,26 @@ def timeline_of(chosen: Chosen) -> Stretch:
     return _Builder(chosen).stretch(TOP)
 
 
+def _kernels(chosen: Chosen) -> tuple[dict[int, float] | None, float]:
+    """(seconds of one execution by operation, seconds a step takes besides), where the chip's figures are measured or
+    fitted; None for a roofline."""
+    chip, ops, beside = chosen.model.machine.chip, chosen.graph.program.ops, 0.0
+    if is_measured(chip):
+        parts = measured_parts(chosen)
+        beside = beside_kernels(chosen, parts).seconds + laid_out_seconds(chosen)
+    elif read_table(chip.name) is not None:
+        parts = compute_parts(chosen)
+    else:
+        return None, 0.0
+    found: dict[int, float] = {}
+    for part in parts:
+        if part.op < 0:
+            beside += part.seconds * part.count
+        else:
+            found[part.op] = found.get(part.op, 0.0) + part.seconds * part.count / ops[part.op].count
+    return found, beside
+
+
 class _Builder:
     def __init__(self, chosen: Chosen) -> None:
         self.chosen, self.program = chosen, chosen.graph.program
@@ -79,6 +103,7 @@ class _Builder:
         self.runs: dict[int, list[Run]] = {}
         for run in chosen.runs():
             self.runs.setdefault(self._region(run), []).append(run)
+        self.kernels, self.beside = _kernels(chosen)
         self.copying = self._copying() if model.machine.chip.platform == "gpu" else {}
         self.items: dict[int, list[Op | int]] = {}
         for op in self.program.ops:
@@ -120,6 +145,8 @@ class _Builder:
                 collectives[ids[r]] = runs[r]
 
         last = -1
+        if region == TOP and self.beside:
+            last = tasks.add("compute", seconds=self.beside, uses=[self.device.compute], name="beside kernels")
         start(-1, last)
         for at, item in enumerate(items):
             after = [ids[r] for r in waiting.get(at, ()) if r in ids]
@@ -234,6 +261,8 @@ class _Builder:
 
     def _computing(self, op: Op) -> float:
         """One execution of an operation; a chain's seconds are shared out by the bytes of what its operations make."""
+        if self.kernels is not None:
+            return self.kernels.get(op.index, 0.0)
         index = self.chosen.graph.node_of_op.get(op.index)
         if index is None:
             return 0.0
