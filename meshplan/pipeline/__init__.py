@@ -1,0 +1,1 @@
+"""Pipelines: schedules as tables, stages cut from a step, the runtime, asynchronous weight prediction."""
