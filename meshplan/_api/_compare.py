@@ -98,5 +98,7 @@ def row(name: str, plan: Plan, audit: Audit | None) -> CompareRow:
     if audit is None:
         return CompareRow.of(name, plan.data)
     peak = audit.memory.peak_bytes if audit.memory is not None else None
-    compiled = {"seconds": audit.seconds, "peak_bytes": peak, "bytes_by_kind": audit.bytes_by_kind()}
+    line = audit.timeline if plan.data.simulated else None
+    seconds = line.seconds if line else audit.seconds
+    compiled = {"seconds": seconds, "peak_bytes": peak, "bytes_by_kind": audit.bytes_by_kind()}
     return replace(CompareRow.of(name, plan.data, compiled), feasible=audit.fits)

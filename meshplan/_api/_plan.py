@@ -68,7 +68,8 @@ class Plan:
 
     @property
     def step_seconds(self) -> float:
-        """Modelled seconds of one step: computation and communication, not overlapped."""
+        """Modelled seconds of one step: simulated with `Options(rank_by="timeline")`, else computation at the peak
+        rates and communication, one after the other."""
         return self.data.step_seconds
 
     @property

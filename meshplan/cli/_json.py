@@ -44,8 +44,9 @@ def plain_value(value: Any) -> Any:
 def plan_value(data: PlanData) -> dict[str, Any]:
     """A plan with every table resolved, without the constraints of single operations (the plan file has them)."""
     names = (
-        "step", "workload", "template", "machine", "mesh", "fingerprint", "step_seconds", "compute_seconds",
-        "communication_seconds", "peak_bytes", "argument_bytes", "memory_limit", "flops", "gap", "donated",
+        "step", "workload", "template", "machine", "mesh", "fingerprint", "step_seconds", "ranked_by",
+        "compute_seconds", "communication_seconds", "peak_bytes", "argument_bytes", "memory_limit", "flops", "gap",
+        "donated",
     )
     out: dict[str, Any] = {name: getattr(data, name) for name in names}
     out |= {"bytes_by_kind": bytes_by_kind(data.collectives), "pins": dict(data.pins), "rules": dict(data.rules)}

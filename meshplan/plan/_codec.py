@@ -86,6 +86,7 @@ def to_bytes(data: PlanData) -> bytes:
         results=tuple(map(tables.array, data.results)), collectives=tuple(map(tables.collective, data.collectives)),
         ops=tuple(map(tables.op, data.ops)), kept=tuple((int(v), tables.path_at[p]) for v, p in data.kept),
         timeline=line and (line.seconds, line.busy_seconds, line.exposed_seconds, line.hidden_seconds),
+        ranked_by=data.ranked_by,  # type: ignore[arg-type]
         waits=tuple(WaitRow(w.kind, w.axes, w.source, w.runs, w.seconds) for w in line.waits) if line else (),
         **plain,
     )

@@ -98,7 +98,7 @@ class PlanData:
 
     `pins` are patterns of the user's with their specs, `stated` the specs that the step itself states of values inside
     (constraints, `shard_map`), by the line where it does. `kept`: values that enter rematerialised blocks already
-    moved, once for all of them, with the specs they go through.
+    moved, once for all of them, with the specs they go through. `ranked_by`: `Options.rank_by` of the search.
     """
 
     step: str
@@ -127,10 +127,22 @@ class PlanData:
     stated: tuple[tuple[str, str], ...] = ()
     kept: tuple[tuple[int, Path], ...] = ()
     timeline: StepTimeline | None = None
+    ranked_by: str = "sum"
 
     @property
     def step_seconds(self) -> float:
+        """What plans were ranked by: the simulated step, or computation and communication one after the other."""
+        return self.timeline.seconds if self.simulated and self.timeline else self.serial_seconds
+
+    @property
+    def serial_seconds(self) -> float:
+        """Computation at the peak rates and communication, one after the other."""
         return self.compute_seconds + self.communication_seconds
+
+    @property
+    def simulated(self) -> bool:
+        """Whether `step_seconds` is the simulated step."""
+        return self.ranked_by == "timeline" and self.timeline is not None
 
 
 def _itemsize(dtype: str) -> int:

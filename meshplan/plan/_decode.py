@@ -180,7 +180,8 @@ class _Reader:
                 )
                 for c in file.candidates
             ),
-            timeline=self.timeline(), kept=tuple((v, self.at(self.paths, p, "kept")) for v, p in file.kept),
+            kept=tuple((v, self.at(self.paths, p, "kept")) for v, p in file.kept),
+            ranked_by=file.ranked_by, timeline=self.timeline(),
             pins=file.pins, stated=file.stated, rules=file.rules, notes=file.notes, donated=file.donated,
             **plain,
         )

@@ -113,6 +113,7 @@ class PlanFile:
     kept: tuple[tuple[int, int], ...] = ()
     timeline: tuple[float, float, float, float] | None = None  # seconds in all, busy, exposed, hidden
     waits: tuple[WaitRow, ...] = ()
+    ranked_by: Literal["sum", "timeline"] = "sum"
 
 
 ROWS: dict[str, tuple[str, ...]] = {

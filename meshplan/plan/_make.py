@@ -41,15 +41,14 @@ def plan_data(
         memory_limit=search.limit, gap=found.gap,
         candidates=tuple(
             Candidate(
-                mesh=f.mesh, step_seconds=f.prediction.step_seconds, peak_bytes=f.prediction.peak_bytes,
-                feasible=f.feasible,
+                mesh=f.mesh, step_seconds=search.seconds(f), peak_bytes=f.prediction.peak_bytes, feasible=f.feasible,
             )
             for f in tried
         ),
         pins=tuple(pins.items()), notes=(*program.notes, *search.pins.notes, *collision_notes(search, found), *offers),
         rules=logical_rules(search, found), template=template, workload=workload, donated=donated,
         kept=kept, timeline=step_timeline(found.chosen),
-        stated=tuple(stated_pins(search.pins).items()),
+        stated=tuple(stated_pins(search.pins).items()), ranked_by=search.options.rank_by,
     )
 
 

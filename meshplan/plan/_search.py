@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -40,9 +40,8 @@ SMALL_ENTRIES = 150_000  # and up to which it takes no time worth saving
 EXACT_GAP, GOOD_GAP = 1e-6, 1e-3  # relative gaps that end the exact solver
 CLOSE, MOST_PROVEN = 0.01, 2  # meshes this close to the fastest, and how many of them, are solved with more care
 
-# A timeline tells two plans apart that differ by more than this part (gpt small on 8 x H100, against the compiled
-# modules' own timelines); plans whose computation and collectives together take so many times longer are left out.
-TOLD_APART, FAR = 0.03, 1.5
+# Plans whose computation and collectives together take so many times longer are not looked at on a timeline.
+FAR = 1.5
 
 KeepNode = Callable[[int, Node, Choices], np.ndarray]
 
@@ -73,6 +72,7 @@ class Search:
     limit: float
     options: Options
     models: dict[MeshShape, MeshModel]  # those of unrestricted meshes looked at so far: strategies and prices are dear
+    timed: dict[Chosen, float] = field(default_factory=dict)  # seconds on a timeline, of those looked at there
 
     def keep(
         self, template: str | None, names: Mapping[str, Axes] | None = None
@@ -235,7 +235,9 @@ class Search:
         best = preferred(fitting)
         if self.options.equal_names:
             best = self.named(best, template)
-        elif template is None:
+        elif template is not None:
+            best = min(fitting, key=self.rank) if self.options.rank_by == "timeline" else best
+        else:
             best = self.beyond_templates(best, fitting, meshes if len(meshes) == 1 else None)
         return best, everything
 
@@ -267,21 +269,28 @@ class Search:
         return self.disposed(best, [*fitting, *answers]) if self.options.rank_by == "timeline" else best
 
     def disposed(self, best: Found, answers: Sequence[Found]) -> Found:
-        """The answer, unless another takes clearly less time on a timeline, memory traffic and overlap included.
+        """The one that takes least time on a timeline, memory traffic and overlap included; of equals, the fewest axes.
 
         The fastest of them there is solved once more with all memory traffic priced.
         """
         least = min(_roofline(a) for a in answers)
-        timed = {id(a): (timeline_of(a.chosen).seconds, a) for a in [best, *answers] if _roofline(a) <= least * FAR}
-        if id(best) not in timed:
-            timed[id(best)] = timeline_of(best.chosen).seconds, best
-        goal = timed[id(best)][0] * (1 - TOLD_APART)
-        _, fastest = min(timed.values(), key=lambda t: (t[0], len(t[1].mesh.axes)))
+        near = [best, *(a for a in answers if a is not best and _roofline(a) <= least * FAR)]
+
+        fastest = min(near, key=self.rank)
         whole = self.at(fastest.mesh, None, [fastest], exact=False, traffic=1.0)
-        if whole is not None and whole.feasible:
-            timed[id(whole)] = timeline_of(whole.chosen).seconds, whole
-        seconds, fastest = min(timed.values(), key=lambda t: (t[0], len(t[1].mesh.axes)))
-        return fastest if seconds < goal else best
+        return min((fastest, whole), key=self.rank) if whole is not None and whole.feasible else fastest
+
+    def rank(self, found: Found) -> tuple[float, int]:
+        """By seconds as `Options.rank_by` has it, then the number of axes."""
+        return self.seconds(found), len(found.mesh.axes)
+
+    def seconds(self, found: Found) -> float:
+        """Of a step, as `Options.rank_by` has it."""
+        if self.options.rank_by == "sum":
+            return found.prediction.step_seconds
+        if found.chosen not in self.timed:
+            self.timed[found.chosen] = timeline_of(found.chosen).seconds
+        return self.timed[found.chosen]
 
     @staticmethod
     def simplest(found: Found, answers: Sequence[Found]) -> Found:

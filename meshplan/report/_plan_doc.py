@@ -76,13 +76,19 @@ def _figures(data: PlanData) -> Figures:
     moved = sum(c.total_bytes for c in data.collectives)
     gap = "proven the best for this mesh" if data.gap <= 1e-6 else "how far it may be above the best for this mesh"
     return Figures((
-        ("step, predicted", format_seconds(data.step_seconds), "compute + communication, not overlapped"),
+        *_step(data),
         ("compute", format_seconds(data.compute_seconds), f"{format_flops(data.flops)} a device"),
         ("communication", format_seconds(data.communication_seconds), f"{format_bytes(moved)} in collectives"),
-        *_on_timeline(data),
+        *([] if data.simulated else _on_timeline(data)),
         ("peak memory", format_bytes(data.peak_bytes), "a device" + share),
         ("gap", f"{data.gap:.1%}" if data.gap > 1e-6 else "0", gap),
     ))
+
+
+def _step(data: PlanData) -> list[tuple[str, str, str]]:
+    if data.simulated:
+        return [("step, simulated", seconds, told) for _, seconds, told in _on_timeline(data)]
+    return [("step, predicted", format_seconds(data.step_seconds), "compute + communication, not overlapped")]
 
 
 def _on_timeline(data: PlanData) -> list[tuple[str, str, str]]:
@@ -96,9 +102,11 @@ def _on_timeline(data: PlanData) -> list[tuple[str, str, str]]:
 
 def _bars(data: PlanData) -> Bars:
     step = data.step_seconds or 1.0
-    time = Bar("time", (
-        BarPart("compute", data.compute_seconds / step, 0, format_seconds(data.compute_seconds)),
-        BarPart("communication", data.communication_seconds / step, 1, format_seconds(data.communication_seconds)),
+    parts = [("compute", data.compute_seconds), ("communication", data.communication_seconds)]
+    if data.simulated and data.timeline is not None:
+        parts = [("computing", data.timeline.busy_seconds), ("waiting", data.timeline.exposed_seconds)]
+    time = Bar("time", tuple(
+        BarPart(name, seconds / step, k, format_seconds(seconds)) for k, (name, seconds) in enumerate(parts)
     ), format_seconds(data.step_seconds))
     limit = data.memory_limit if 0 < data.memory_limit < float("inf") else max(data.peak_bytes, 1.0)
     scale = max(limit, data.peak_bytes)

@@ -9,6 +9,8 @@ import pytest
 import meshplan as mp
 from meshplan.core import MeshShape
 from meshplan.plan import Found
+from meshplan.plan._codec import to_bytes
+from meshplan.plan._decode import from_bytes
 from tests._programs import adam_args, adam_block_args, adam_block_step, adam_step, search_of
 
 
@@ -36,6 +38,11 @@ def test_the_timeline_ranks_where_it_is_asked_to():
     )  # fmt: skip
     assert by_timeline.timeline is not None and by_sum.timeline is not None
     assert by_timeline.timeline.seconds < 0.97 * by_sum.timeline.seconds
-    assert by_sum.step_seconds < by_timeline.step_seconds
+    assert by_sum.data.serial_seconds < by_timeline.data.serial_seconds
+    assert by_sum.step_seconds == by_sum.data.serial_seconds
+    assert by_timeline.step_seconds == by_timeline.timeline.seconds, "simulated"
+    ranked = [c.step_seconds for c in by_timeline.data.candidates if c.feasible]
+    assert by_timeline.step_seconds <= min(ranked)
+    assert from_bytes(to_bytes(by_timeline.data)).step_seconds == by_timeline.step_seconds
     with pytest.raises(mp.ArgumentError, match=r"rank_by='time'\) is unknown\. Nearest: timeline"):
         mp.Options(rank_by="time")  # type: ignore[arg-type]
