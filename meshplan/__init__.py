@@ -6,6 +6,8 @@ import types as _types
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
+    from meshplan import embedding as embedding
+    from meshplan import pipeline as pipeline
     from meshplan._api import Comparison as Comparison
     from meshplan._api import Forecast as Forecast
     from meshplan._api import Plan as Plan
@@ -51,13 +53,16 @@ _PUBLIC = {
     "rules": "OpRule OpView",
 }
 _ROOM = {name: room for room, names in _PUBLIC.items() for name in names.split()}
-__all__ = sorted(_ROOM)  # pyright: ignore[reportUnsupportedDunderAll]
+_ROOMS = ("embedding", "pipeline")  # used by their own names: mp.embedding.plan(...)
+__all__ = sorted((*_ROOM, *_ROOMS))  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 class _Package(_types.ModuleType):
     """This module, with public names that load their room when used."""
 
     def __getattr__(self, name: str) -> object:
+        if name in _ROOMS:
+            return _importlib.import_module(f"meshplan.{name}")
         if name not in _ROOM:
             raise AttributeError(f"module 'meshplan' has no attribute {name!r}")
         found = getattr(_importlib.import_module(f"meshplan.{_ROOM[name]}"), name)
@@ -70,7 +75,7 @@ class _Package(_types.ModuleType):
             super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *_ROOM})
+        return sorted({*super().__dir__(), *_ROOM, *_ROOMS})
 
 
 _sys.modules[__name__].__class__ = _Package

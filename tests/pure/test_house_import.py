@@ -67,7 +67,8 @@ def test_type_checkers_see_the_names_that_are_loaded_at_first_use() -> None:
     tree = ast.parse((ROOT / "meshplan" / "__init__.py").read_text())
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0]
     written = {alias.name: node.module for node in imports for alias in node.names if node.module != "typing"}
-    assert written == {name: f"meshplan.{room}" for name, room in meshplan._ROOM.items()}
+    rooms = dict.fromkeys(meshplan._ROOMS, "meshplan")
+    assert written == {name: f"meshplan.{room}" for name, room in meshplan._ROOM.items()} | rooms
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
