@@ -2,8 +2,9 @@
 
 Naumov et al. 2019, arXiv 1906.00091. "criteo" has the published widths and the tables of the Criteo Kaggle
 display advertising logs (rows rounded up to a multiple of 64 where there are more than a thousand), "multihot"
-those of MLPerf's DLRM v2 benchmark with their numbers of ids per bag. The logs themselves are generated, as
-`batches` states. Tables learn by Adagrad, like the rest.
+those of MLPerf's DLRM v2 benchmark with their numbers of ids per bag; "terabytes" is multihot with more rows, 1.7 TB of
+tables: shapes only. The logs themselves are generated, as `logs` states. Tables learn by Adagrad, like the rest;
+models/dlrm_sharded.py keeps them in meshplan's sharded tables instead.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ SIZES = {
                      batch=32768),
     "multihot": Config(rows=_padded(_MLPERF), bags=_MLPERF_BAGS, bottom=(512, 256, 128),
                        top=(1024, 1024, 512, 256, 1), batch=65536),
+    "terabytes": Config(rows=_padded(tuple(round(16.27 * n) for n in _MLPERF)), bags=_MLPERF_BAGS,
+                        bottom=(512, 256, 128), top=(1024, 1024, 512, 256, 1), batch=65536),
 }  # fmt: skip
 
 
@@ -90,15 +93,21 @@ def _dense(key: jax.Array, widths: tuple[int, ...]) -> tuple[Dense, ...]:
 
 def init(key: jax.Array, cfg: Config) -> Dlrm:
     """Fresh parameters, f32; rows uniform within one over the root of the table's rows."""
-    *table_keys, bottom_key, top_key = jax.random.split(key, len(cfg.rows) + 2)
+    *table_keys, dense_key = jax.random.split(key, len(cfg.rows) + 1)
     tables = (
         jax.random.uniform(k, (n, cfg.width), minval=-1, maxval=1) * n**-0.5
         for k, n in zip(table_keys, cfg.rows, strict=True)
     )
+    return Dlrm(tuple(tables), *init_dense(dense_key, cfg))
+
+
+def init_dense(key: jax.Array, cfg: Config) -> tuple[tuple[Dense, ...], tuple[Dense, ...]]:
+    """Fresh layers below and above the features' products."""
+    bottom_key, top_key = jax.random.split(key)
     features = len(cfg.rows) + 1
     pairs = features * (features - 1) // 2
-    bottom = _dense(bottom_key, (cfg.numbers, *cfg.bottom))
-    return Dlrm(tuple(tables), bottom, _dense(top_key, (cfg.width + pairs, *cfg.top)))
+    widths = (cfg.width + pairs, *cfg.top)
+    return _dense(bottom_key, (cfg.numbers, *cfg.bottom)), _dense(top_key, widths)
 
 
 @dims("rows embed, batch bag -> batch embed")
@@ -117,25 +126,43 @@ def interact(features: jax.Array) -> jax.Array:
 @dims("_, batch numbers, _ -> batch")
 def apply(model: Dlrm, numbers: jax.Array, ids: tuple[jax.Array, ...], cfg: Config) -> jax.Array:
     """Log odds of a click, f32 [batch]."""
-    x = numbers.astype(cfg.dtype)
-    for layer in model.bottom:
-        x = jax.nn.relu(x @ layer.kernel.astype(x.dtype) + layer.bias.astype(x.dtype))
+    x = bottom(model.bottom, numbers.astype(cfg.dtype))
     bags = [bag(table, chosen).astype(x.dtype) for table, chosen in zip(model.tables, ids, strict=True)]
-    x = jnp.concatenate([x, interact(jnp.stack([x, *bags], 1))], -1)
-    for layer in model.top[:-1]:
+    return top(model.top, x, bags)
+
+
+def bottom(layers: tuple[Dense, ...], x: jax.Array) -> jax.Array:
+    """[batch, numbers] -> [batch, width]."""
+    for layer in layers:
         x = jax.nn.relu(x @ layer.kernel.astype(x.dtype) + layer.bias.astype(x.dtype))
-    last = model.top[-1]
-    return (x.astype(jnp.float32) @ last.kernel + last.bias)[:, 0]
+    return x
+
+
+def top(layers: tuple[Dense, ...], x: jax.Array, bags: list[jax.Array]) -> jax.Array:
+    """Log odds, f32 [batch], of the bottom's x [batch, width] and the bags' sums, each [batch, width]."""
+    x = jnp.concatenate([x, interact(jnp.stack([x, *bags], 1))], -1)
+    for layer in layers[:-1]:
+        x = jax.nn.relu(x @ layer.kernel.astype(x.dtype) + layer.bias.astype(x.dtype))
+    return (x.astype(jnp.float32) @ layers[-1].kernel + layers[-1].bias)[:, 0]
 
 
 def loss(model: Dlrm, batch: dict[str, Any], cfg: Config) -> jax.Array:
     """Mean cross entropy in nats of a click or none."""
-    odds = apply(model, batch["numbers"], batch["ids"], cfg)
-    return jnp.mean(jax.nn.softplus(odds) - odds * batch["clicks"])
+    return click_entropy(apply(model, batch["numbers"], batch["ids"], cfg), batch["clicks"])
+
+
+def click_entropy(odds: jax.Array, clicks: jax.Array) -> jax.Array:
+    """Mean cross entropy in nats of clicks, 0 or 1, and their log odds."""
+    return jnp.mean(jax.nn.softplus(odds) - odds * clicks)
 
 
 def batches(cfg: Config, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Click logs without end, generated.
+    """The logs of `logs`, without what nobody knows of them."""
+    return (batch for batch, _ in logs(cfg, seed))
+
+
+def logs(cfg: Config, seed: int = 0) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+    """Click logs without end, generated, and the true log odds of each click: no model predicts better than they do.
 
     Zipf's law: the id r of a table, from 0 on, is drawn with a chance near 1 / (r + 1), by rounding down the power
     (rows + 1)**u, less one, of a uniform u. Numbers are standard normal. Every id and number has a hidden weight
@@ -156,7 +183,7 @@ def batches(cfg: Config, seed: int = 0) -> Iterator[dict[str, Any]]:
             "numbers": numbers.astype(np.float32),
             "ids": tuple(ids),
             "clicks": (rng.random(cfg.batch) < 1 / (1 + np.exp(-odds))).astype(np.float32),
-        }
+        }, odds
 
 
 def workload(
