@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -36,14 +37,14 @@ def to_tables(embeddings: Embeddings, state: EmbeddingState) -> SavedTables:
     sums: dict[str, dict[str, np.ndarray]] = {t.name: {} for t in tables}
     late = state.late or tuple({} for _ in layout.packs)
     for n in range(len(layout.packs)):
-        held = {None: _replicas(state.packs[n])}
+        held = {"": _replicas(state.packs[n])}
         for name, array in state.sums[n].items():
             held[name] = _replicas(array + late[n][name] if name in late[n] else array)
         for piece in (p for p in layout.pieces if p.pack == n):
             table = tables[piece.table]
             for name, found in held.items():
                 rows = found[piece.shard.device][piece.start : piece.start + piece.shard.shape[0]]
-                out = weights[table.name] if name is None else sums[table.name].setdefault(
+                out = weights[table.name] if not name else sums[table.name].setdefault(
                     name, np.zeros((table.rows, table.dim)[: rows.ndim], np.float32)
                 )  # fmt: skip
                 _part(out, piece)[...] = rows
@@ -114,7 +115,7 @@ def _packed(
     """An array [M, N, *shape], made device by device."""
     groups, layout = embeddings.groups, embeddings.layout
 
-    def device(index: tuple[slice, ...]) -> np.ndarray:
+    def device(index: Any) -> np.ndarray:
         here = range(groups.shards)[index[1]][0]
         out = np.zeros(shape, dtype)
         for piece in layout.pieces:

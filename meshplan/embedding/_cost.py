@@ -39,16 +39,19 @@ class Pricing:
 
     `optimizer` says what sums are kept beside the weights. `exchange_dtype`: the type in which rows, sums and
     gradients travel; "" is the runtime's: rows and sums in their table's type, gradients in float32. `fused`: one
-    kernel sums gradients as it updates (FBGEMM's), so that none is kept for each request. `min_columns`: the narrowest piece of a table.
-    `hashed`: hot rows lie anywhere; else row 0 is the hottest, as in logs numbered by frequency, and equal row pieces
-    get unequal shares of the ids. `dense_seconds`: the rest of a step. `reserved_bytes`: a device's memory for all
-    else. `sync_sums`: replicas average the optimizer's sums too. Raises ArgumentError for values that cannot be.
+    kernel sums gradients as it updates (FBGEMM's), so that none is kept for each request. `dense_data`: the gradient
+    of a "data" table may be summed as a whole table (an all-reduce, priced as two gathers) where that is less than all
+    requests. `min_columns`: the narrowest piece of a table. `hashed`: hot rows lie anywhere; else row 0 is the
+    hottest, as in logs numbered by frequency, and equal row pieces get unequal shares of the ids. `dense_seconds`: the
+    rest of a step. `reserved_bytes`: a device's memory for all else. `sync_sums`: replicas average the optimizer's
+    sums too. Raises ArgumentError for values that cannot be.
     """
 
     optimizer: OptimizerSums = "row_adagrad"
     schemes: tuple[Scheme, ...] = SCHEMES
     exchange_dtype: str = ""
     fused: bool = False
+    dense_data: bool = False
     id_bytes: int = 4
     min_columns: int = 32
     hashed: bool = False
@@ -71,8 +74,12 @@ class Pricing:
 
     def sum_bytes(self, rows: float, columns: int) -> float:
         """Bytes of the optimizer's sums of a shard."""
+        return rows * self.row_sum_bytes(columns)
+
+    def row_sum_bytes(self, columns: int) -> float:
+        """Bytes of the optimizer's sums of a row."""
         per_row, per_entry = _SUMS[self.optimizer]
-        return 4.0 * rows * (per_row + per_entry * columns)
+        return 4.0 * (per_row + per_entry * columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,13 +215,13 @@ class _Maker:
         return 2 * self.pricing.id_bytes + (_ACCUMULATED if self.table.pooling == "weighted" else 0)
 
     def shard(self, rows: Floats, share: Floats, unique: Floats, columns: int, down: int) -> Floats:
-        """Loads [7, ...] of shards that hold `rows` x `columns` and get `share` of the ids, one of `down` row pieces."""
+        """Loads [7, ...] of shards of `rows` x `columns` that get `share` of the ids, each one of `down` row pieces."""
         ids, request = self.draws * share, self.id(down)
         sent = (self.samples * np.ones_like(ids) if self.sums(down) else ids) * columns
-        kept = self.pricing.sum_bytes(rows, columns)
+        kept = rows * self.pricing.row_sum_bytes(columns)
         weights = rows * columns * self.entry
         row, passes = columns * self.entry, 1 if self.pricing.fused else _PASSES
-        changed = 2 * (row + self.pricing.sum_bytes(1, columns))
+        changed = 2 * (row + self.pricing.row_sum_bytes(columns))
         return np.stack(
             [
                 weights + kept + ids * (request + self.gradients(columns)) + sent * self.held,
@@ -258,13 +265,16 @@ class _Maker:
         result = b * (1 if self.pooled else t.hotness) * t.dim * _ACCUMULATED
         kept, weights = self.pricing.sum_bytes(t.rows, t.dim), float(t.nbytes)
         gathered = self.draws * (t.dim * self.back + request) if n > 1 else 0.0
-        changed = 2 * (t.dim * self.entry + self.pricing.sum_bytes(1, t.dim))
+        dense = self.pricing.dense_data and 2 * t.rows * t.dim * _ACCUMULATED < gathered
+        merged, whole = (mine, t.rows * t.dim * _ACCUMULATED) if dense else (self.draws, 0)
+        changed = 2 * (t.dim * self.entry + self.pricing.row_sum_bytes(t.dim))
         even = np.zeros(7)
-        even[MEMORY] = weights + kept + self.draws * (self.gradients(t.dim) + request)
+        even[MEMORY] = weights + kept + merged * (self.gradients(t.dim) + request) + whole
         even[READ] = mine * (t.dim * self.entry + request) + result
-        even[WRITE] = self.draws * (passes * _ACCUMULATED * t.dim + request)
+        even[WRITE] = merged * (passes * _ACCUMULATED * t.dim + request) + 2 * whole
         even[WRITE] += float(self.law.unique(self.draws)) * changed
         even[WEIGHTS] = weights + (kept if self.pricing.sync_sums else 0.0)
+        gathered = 2.0 * whole if dense else gathered
         return Option(scheme="data", even=even, common=np.array([2 * result + mine * request, 0.0, 0.0, gathered]))
 
     def pieces(self, down: int) -> tuple[Floats, Floats, Floats]:

@@ -15,12 +15,18 @@ Sums = dict[str, jax.Array]
 
 
 class RowOptimizer(Protocol):
-    """What `Embeddings` asks of an optimizer. `per_row` and `per_entry` name its sums, f32 [rows] and [rows, width]."""
+    """What `Embeddings` asks of an optimizer.
 
-    learning_rate: float
+    `per_row` and `per_entry` name its sums, f32 [rows] and [rows, width]. `step` sees the touched rows: gradients
+    [k, width], their mean squares over a row's whole width [k] (zeros where there is no sum per row), the sums, and the
+    moment scale c, one or [k]; it returns what to add to the rows, and the new sums.
+    """
+
     per_row: ClassVar[tuple[str, ...]]
     per_entry: ClassVar[tuple[str, ...]]
-    squares: ClassVar[bool]
+
+    @property
+    def learning_rate(self) -> float: ...
 
     @property
     def initial_sum(self) -> float: ...
@@ -41,7 +47,6 @@ class RowSgd:
     learning_rate: float
     per_row: ClassVar[tuple[str, ...]] = ()
     per_entry: ClassVar[tuple[str, ...]] = ()
-    squares: ClassVar[bool] = False
 
     @property
     def initial_sum(self) -> float:
@@ -73,7 +78,6 @@ class RowAdagrad:
     moment_scale: Scale = "replicas"
     per_row: ClassVar[tuple[str, ...]] = ("sum",)
     per_entry: ClassVar[tuple[str, ...]] = ()
-    squares: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.moment_scale not in ("none", "replicas", "estimate"):
@@ -102,7 +106,6 @@ class RowAdam:
     eps: float = 1e-8
     per_row: ClassVar[tuple[str, ...]] = ("second",)
     per_entry: ClassVar[tuple[str, ...]] = ("first",)
-    squares: ClassVar[bool] = True
 
     @property
     def initial_sum(self) -> float:
@@ -156,12 +159,13 @@ def merge(rows: jax.Array, grads: jax.Array, limit: int) -> Merged:
 
 
 def apply_rows(
-    optimizer: RowOptimizer, weights: jax.Array, sums: Sums, merged: Merged, squares: jax.Array, *,
+    optimizer: RowOptimizer, weights: jax.Array, sums: Sums, merged: Merged, squares: jax.Array | None, *,
     rate: jax.Array | float, count: jax.Array, scale: jax.Array,
 ) -> tuple[jax.Array, Sums]:  # fmt: skip
     """One step on the touched rows of weights [rows, width] and sums, in place where the caller donates them."""
     at = merged.targets
     held = {name: value.at[at].get(mode="fill", fill_value=1) for name, value in sums.items()}
+    squares = jnp.zeros(at.shape[0]) if squares is None else squares
     delta, new = optimizer.step(merged.grads, squares, held, rate=rate, count=count, scale=scale)
     sums = {
         name: value.at[at].set(new[name], mode="drop", unique_indices=True, indices_are_sorted=True)

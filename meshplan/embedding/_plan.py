@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from meshplan.core import ArgumentError, MemoryLimitError, format_bytes, nearest
+from meshplan.core import ArgumentError, MemoryLimitError, format_bytes, format_seconds, nearest
 from meshplan.embedding._cost import Feature, Group, Pricing, make_group, options
 from meshplan.embedding._plan_data import Considered, EmbeddingPlan, Split
 from meshplan.embedding._plan_make import make_plan
@@ -67,7 +67,7 @@ def plan(
             if lower_bound(problem) >= ahead:
                 best = best or Considered(
                     replicas=each.replicas, shards=each.shards, seconds=None, why="cannot be better: "
-                    f"at least {lower_bound(problem) + pricing.dense_seconds:.4g} s",
+                    f"at least {format_seconds(lower_bound(problem) + pricing.dense_seconds)}",
                 )  # fmt: skip
                 continue
             placed = _placed(problem, method)

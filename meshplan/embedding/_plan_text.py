@@ -26,7 +26,7 @@ def plan_text(plan: EmbeddingPlan) -> str:
         *_parts(plan),
         f"  of it waiting for the slowest device: {format_seconds(plan.waiting_seconds)}",
         _memory(plan),
-        "imbalance, largest over mean: " + ", ".join(f"{k} {v:.2f}" for k, v in plan.imbalance.items()),
+        "imbalance, largest over mean: " + ", ".join(f"{k} {v:.2f}" for k, v in sorted(plan.imbalance.items())),
         "",
         *_tables(plan),
     ]
@@ -41,9 +41,9 @@ def plan_text(plan: EmbeddingPlan) -> str:
 
 def _parts(plan: EmbeddingPlan) -> list[str]:
     return [
-        f"  {name:<10} {format_seconds(s):>9}  {100 * s / plan.step_seconds:5.1f} %  {_PARTS[name]}"
-        for name, s in plan.parts.items()
-        if s > 0
+        f"  {name:<10} {format_seconds(s):>9}  {100 * s / plan.step_seconds:5.1f} %  {said}"
+        for name, said in _PARTS.items()
+        if (s := plan.parts[name]) > 0
     ]
 
 

@@ -76,9 +76,8 @@ def route(layout: Layout, lane: Lane, batch: Batch) -> Route:
     parts = [_route_stream(layout, s, batch) for s in lane.streams]
     device, row, slot = (jnp.concatenate(p) for p in zip(*parts, strict=True))
     columns = layout.shards + 1
-    streams = np.repeat(np.arange(len(parts), dtype=np.int32), [batch.ids[s.table].size for s in lane.streams])
-    counts = jnp.zeros(len(parts) * columns, jnp.int32).at[jnp.asarray(streams * columns) + device].add(1)
-    counts = counts.reshape(-1, columns)
+    cells = jnp.concatenate([p[0] + i * columns for i, p in enumerate(parts)])
+    counts = jnp.zeros(len(parts) * columns, jnp.int32).at[cells].add(1).reshape(-1, columns)
     before = jnp.cumsum(counts.sum(0)) - counts.sum(0)
     order = jnp.argsort(device, stable=True)
     ranks = jnp.arange(device.shape[0], dtype=jnp.int32) - before[device[order]]

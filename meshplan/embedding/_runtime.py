@@ -114,7 +114,8 @@ class Embeddings:
         """Features [batch, dim] by table ([batch, bag, dim] without pooling), split over the devices by batch.
 
         `ids`: integers [batch, bag] by table ([batch] where bags have one id), -1 where a bag is shorter; an empty bag
-        gives zeros. `weights`: factors of the ids of weighted tables; they get no gradient. Call it inside jit.
+        gives zeros. `weights`: factors of the ids of weighted tables; they get no gradient. Call it inside jit, where
+        jax makes int32 of NumPy's int64 unless x64 is on: `check_ids` on the host sees ids past that, too.
         Raises ArgumentError for names and shapes that are not the collection's.
         """
         batch = self._batch(ids, weights or {})
@@ -189,12 +190,7 @@ class Embeddings:
                 f"ids: a batch of {size} does not split over {self.groups.devices} devices; give a multiple."
             )
         tables = list(enumerate(self.layout.tables))
-        whole = [jnp.asarray(ids[t.name]).reshape(size, t.bag) for _, t in tables]
-        wide = [
-            # where ids have more bits than rows, a cast would fold a bad id onto a good one
-            x if x.dtype == jnp.int32 else jnp.clip(x, -2, t.rows).astype(jnp.int32)
-            for x, (_, t) in zip(whole, tables, strict=True)
-        ]
+        wide = [_int32(jnp.asarray(ids[t.name]), t.rows).reshape(size, t.bag) for _, t in tables]
         factors = {i: jnp.asarray(weights[t.name]).reshape(size, t.bag) for i, t in tables if t.name in weights}
         return Batch(ids=tuple(wide), weights=factors)
 
@@ -310,7 +306,7 @@ class Embeddings:
                 merge_lane(self.layout, lane, r, s, batch, grads)
                 for lane, r, s in zip(self.layout.lanes, routes, sent, strict=True)
             ]
-            squares = mean_squares(self.layout, merged, sent, batch)
+            squares = mean_squares(self.layout, merged, sent, batch) if self.optimizer.per_row else [None] * len(merged)
             return apply_lanes(
                 self.layout, self.optimizer, packs, sums, merged, squares,
                 rate=rate, count=count, scales=self._scales(seen),
@@ -364,6 +360,14 @@ class Embeddings:
         average = lambda x: replica_mean(x[0, 0], m, self.sync_bytes)[None, None]  # noqa: E731
         packs = jax.tree.map(average, packs)
         return packs, sums if self.sync_sums == "none" else jax.tree.map(average, sums)
+
+
+def _int32(ids: jax.Array, rows: int) -> jax.Array:
+    """Ids of any integer type; one that is no row stays none, where a cast alone could fold it onto a row."""
+    if ids.dtype.itemsize < 4 or ids.dtype == jnp.int32:
+        return ids.astype(jnp.int32)
+    low = ids if jnp.issubdtype(ids.dtype, jnp.unsignedinteger) else jnp.maximum(ids, -2)
+    return jnp.minimum(low, rows).astype(jnp.int32)
 
 
 def _example(ids: jax.Array, fits: jax.Array) -> jax.Array:

@@ -59,7 +59,8 @@ def mean_squares(
         back, start = return_values(s, by_request, layout.shards), 0
         for stream in lane.streams:
             end = start + batch.ids[stream.table].size
-            totals[stream.table] = totals.get(stream.table, jnp.float32(0)) + back[start:end]
+            part = back[start:end]
+            totals[stream.table] = totals[stream.table] + part if stream.table in totals else part
             start = end
     out = []
     for lane, m, s, q in zip(layout.lanes, merged, sent, own, strict=True):
@@ -78,7 +79,7 @@ def _split(layout: Layout, lane: Lane) -> bool:
 
 def apply_lanes(
     layout: Layout, optimizer: RowOptimizer, packs: Sequence[jax.Array], sums: Sequence[Sums],
-    merged: Sequence[Merged], squares: Sequence[jax.Array], *,
+    merged: Sequence[Merged], squares: Sequence[jax.Array | None], *,
     rate: jax.Array | float, count: jax.Array, scales: jax.Array,
 ) -> tuple[tuple[jax.Array, ...], tuple[Sums, ...]]:  # fmt: skip
     """One optimizer step on every touched row. `scales`: c, one for all or f32 [tables]."""

@@ -100,22 +100,22 @@ def serve(
     for each in BALANCES if balance == "best" else (balance,):
         homes = _homes(pieces, machine, each, limit, collection)
         stages = _stages(pieces, homes, machine)
-        wait = machine.dims[0].latency_seconds * 2 if machine.devices > 1 else 0.0
+        wait = 2 * max((d.latency_seconds for d in machine.dims if d.size > 1), default=0.0)  # there and back
         busiest = float(stages.max()) * queries_per_second
         if busiest < 1:
             taken = latencies(gaps, factors, stages, fixed_seconds + wait)[int(_WARM * queries) :]
         else:
             taken = np.full(1, np.inf)
         tried[each] = homes, stages, taken
-    chosen = min(tried, key=lambda k: float(np.percentile(tried[k][2], 99)))
-    homes, stages, taken = tried[chosen]
-    most = 1 / float(stages.max())
-    if not np.isfinite(taken[0]):
+    compared = {k: float(np.percentile(v[2], 99)) for k, v in tried.items() if np.isfinite(v[2][0])}
+    if not compared:
+        most = max(1 / float(v[1].max()) for v in tried.values())
         raise ArgumentError(
             f"{queries_per_second:g} queries/s are more than the busiest of {machine.devices} servers can answer "
             f"({most:.4g}); give more servers, fewer samples a query or fewer queries."
         )
-    compared = {k: float(np.percentile(v[2], 99)) for k, v in tried.items() if np.isfinite(v[2][0])}
+    chosen = min(compared, key=lambda k: compared[k])
+    homes, stages, taken = tried[chosen]
     return _plan(collection, machine, chosen, queries_per_second, samples, pieces, homes, stages, taken, compared)
 
 
@@ -166,7 +166,8 @@ def _homes(
     """The server of each piece: pieces of most weight first, each where there is least of it and room; those of one
     table on different servers."""
     weight = np.array([{"capacity": p.nbytes, "load": p.read, "network": p.sent}[balance] for p in pieces])
-    for order in (np.lexsort((-np.array([p.nbytes for p in pieces]), -weight)), np.argsort([-p.nbytes for p in pieces])):
+    size = np.array([p.nbytes for p in pieces])
+    for order in (np.lexsort((-size, -weight)), np.argsort(-size, kind="stable")):
         held, total = np.zeros(machine.devices), np.zeros(machine.devices)
         homes, on = [-1] * len(pieces), [set() for _ in range(machine.devices)]
         for i in order.tolist():

@@ -28,7 +28,7 @@ from meshplan.embedding._cost import (
 from meshplan.embedding._solve import Choice, Floats, Placed, Placing, State, as_placed, sized_order
 from meshplan.machine import CollectiveLine
 
-_DEVICES, _TABLES, _STATES, _PLACEMENTS = 8, 8, 60_000, 400
+_DEVICES, _TABLES, _STATES, _GROWN, _PLACEMENTS = 8, 8, 6_000, 40_000, 400
 
 
 def solve_exact(problem: Placing, known: Placed) -> Placed | None:
@@ -47,7 +47,7 @@ def solve_exact(problem: Placing, known: Placed) -> Placed | None:
     for step, found in enumerate(dense):
         added = np.stack([d[0] for d in found])
         shared = np.stack([d[1] for d in found])
-        if len(loads) * len(added) > 40 * _STATES:
+        if len(loads) * len(added) > _GROWN:
             return None
         grown = (loads[:, None] + added[None]).reshape(-1, 7, n)
         grown_common = (common[:, None] + shared[None]).reshape(-1, 4)

@@ -1,1 +1,31 @@
 """Pipelines: schedules as tables, stages cut from a step, the runtime, asynchronous weight prediction."""
+
+from meshplan.pipeline._check import ScheduleCheck as ScheduleCheck
+from meshplan.pipeline._check import check as check
+from meshplan.pipeline._compare import compare_schedules as compare_schedules
+from meshplan.pipeline._cut import Cut as Cut
+from meshplan.pipeline._cut import cut_layers as cut_layers
+from meshplan.pipeline._cut import cut_table as cut_table
+from meshplan.pipeline._cut import spans as spans
+from meshplan.pipeline._lag import backward_lags as backward_lags
+from meshplan.pipeline._lag import forward_lags as forward_lags
+from meshplan.pipeline._lag import lag_bound as lag_bound
+from meshplan.pipeline._lag import lags as lags
+from meshplan.pipeline._lag import weight_copies as weight_copies
+from meshplan.pipeline._lag import xpipe_steps as xpipe_steps
+from meshplan.pipeline._predict import BiasCorrection as BiasCorrection
+from meshplan.pipeline._predict import predict as predict
+from meshplan.pipeline._predict import prediction_error as prediction_error
+from meshplan.pipeline._schedule import ASYNCHRONOUS as ASYNCHRONOUS
+from meshplan.pipeline._schedule import SCHEDULES as SCHEDULES
+from meshplan.pipeline._schedule import schedule as schedule
+from meshplan.pipeline._seconds import StageSeconds as StageSeconds
+from meshplan.pipeline._slots import SLOT_KINDS as SLOT_KINDS
+from meshplan.pipeline._slots import Schedule as Schedule
+from meshplan.pipeline._slots import Slot as Slot
+from meshplan.pipeline._slots import SlotKind as SlotKind
+from meshplan.pipeline._throughput import Throughput as Throughput
+from meshplan.pipeline._throughput import stage_seconds as stage_seconds
+from meshplan.pipeline._throughput import throughput as throughput
+from meshplan.pipeline._time import TimedSchedule as TimedSchedule
+from meshplan.pipeline._time import time_schedule as time_schedule

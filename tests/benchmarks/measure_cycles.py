@@ -49,6 +49,8 @@ FITTED: dict[str, tuple[tuple[str, ...], float, float]] = {
     "alone_bytes": (("alone",), 0.0, 30.0),
     "transpose_bytes": (("transpose",), 0.0, 30.0),
     "vector_per_second": (("beside",), 1e11, 1e15),
+    "spread_per_second": (("attention",), 1e10, 1e15),
+    "relaid_bytes": (("table",), 0.0, 30.0),
     "fast_bytes": (("kept",), 2.0**22, 2.0**28),
 }
 ROUNDS = 3
@@ -94,7 +96,10 @@ def errors(
 
 def fit_to(pricings: dict[str, Pricing], cycles: dict[str, float], clock: float) -> ComputeFit:
     """One figure after the other: the one with which the programs of its kinds are off the least, in the mean."""
-    fit = replace(STATED, memory_efficiency=0.8, kernel_seconds=1e-6, fast_bytes=2.0**26, vector_per_second=1e13)
+    fit = replace(
+        STATED, memory_efficiency=0.8, kernel_seconds=1e-6, fast_bytes=2.0**26, vector_per_second=1e13,
+        spread_per_second=1e12,
+    )  # fmt: skip
     for _ in range(ROUNDS):
         for figure, (kinds, least, most) in FITTED.items():
             fit = replace(fit, **{figure: _best(pricings, cycles, clock, fit, figure, kinds, least, most)})

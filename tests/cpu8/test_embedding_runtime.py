@@ -15,6 +15,7 @@ from meshplan.embedding import (
     EmbeddingState,
     Groups,
     Placement,
+    Pooling,
     RowAdagrad,
     RowAdam,
     RowOptimizer,
@@ -31,13 +32,15 @@ BATCH = 32
 QUICK = {"xla_backend_optimization_level": 0}  # compiling is most of these tests' time
 Weights = dict[str, np.ndarray]
 
+MANY: tuple[Pooling, ...] = ("sum", "mean", "weighted")
+FEW: tuple[Pooling, ...] = ("sum", "weighted", "mean", "none")
 # Of each scheme a table with short bags and one with long ones; every pooling occurs; rows that do not divide evenly.
 TABLES = tuple(
-    Table(name=f"{scheme}_{kind}", rows=rows, dim=8, pooling=pooling, length=bag)
+    table
     for n, scheme in enumerate(SCHEMES)
-    for kind, rows, bag, pooling in (
-        ("many", 53 + n, 10, ("sum", "mean", "weighted")[n % 3]),
-        ("few", 29 + n, 1 + n % 3, ("sum", "weighted", "mean", "none")[n % 4]),
+    for table in (
+        Table(name=f"{scheme}_many", rows=53 + n, dim=8, pooling=MANY[n % 3], length=10),
+        Table(name=f"{scheme}_few", rows=29 + n, dim=8, pooling=FEW[n % 4], length=1 + n % 3),
     )
 )
 COLLECTION = Collection(tables=TABLES)
@@ -183,3 +186,14 @@ def test_a_state_comes_back_bit_equal_under_other_groups_and_schemes() -> None:
     with pytest.raises(Exception, match=r"table 'data_many': the saved state has no sum 'second', which RowAdam keeps"):
         adam = Embeddings(COLLECTION, rotated, Groups(replicas=4, shards=2), optimizer=RowAdam(learning_rate=0.1))
         from_tables(adam, saved)
+
+
+def test_copies_of_a_table_on_every_device_stay_bit_equal() -> None:
+    _, (emb, state), _ = stepped(2, 4)
+    copies = [p for p in emb.layout.pieces if TABLES[p.table].name.startswith("data")]
+    assert len(copies) == 8
+    for piece in copies:
+        held = slice(piece.start, piece.start + TABLES[piece.table].rows)
+        for array in (state.packs[piece.pack], state.sums[piece.pack]["sum"]):
+            found = np.asarray(array)[:, :, held]
+            np.testing.assert_array_equal(found[:, piece.shard.device], found[:, 0])

@@ -254,6 +254,32 @@ def test_estimated_moment_scale_is_one_without_noise_and_near_the_replicas_with_
     assert ((found["noise"] > 3) & (found["noise"] <= 4)).all()
 
 
+def test_a_sync_by_hand_averages_weights_and_sums_in_pieces() -> None:
+    emb = made(4, 2, RowAdagrad(learning_rate=0.1), sync_sums="exact", sync_bytes=1000)
+    rng = np.random.default_rng(0)
+    state = from_tables(emb, tables())
+    drifted = jax.tree.map(lambda x: jax.device_put(rng.normal(size=x.shape).astype("f4"), x.sharding), state.packs)
+    sums = jax.tree.map(lambda x: jax.device_put(rng.normal(size=x.shape).astype("f4"), x.sharding), state.sums)
+    state = EmbeddingState(packs=drifted, sums=sums, late=(), noise=state.noise, count=state.count)
+    together = jax.jit(emb.sync, compiler_options=QUICK)(state)
+    for before, after in ((drifted[0], together.packs[0]), (sums[0]["sum"], together.sums[0]["sum"])):
+        mean = np.broadcast_to(np.asarray(before).mean(0, keepdims=True), before.shape)
+        np.testing.assert_allclose(np.asarray(after), mean, atol=1e-6)
+
+
+def test_rows_of_bfloat16_are_pooled_and_moved_in_float32() -> None:
+    half = Collection(tables=(Table(name="long", rows=ROWS, dim=DIM, length=8, dtype="bfloat16"),))
+    emb = made(1, 2, RowSgd(learning_rate=0.1), half, capacity=2.0)
+    held = {"long": tables()["long"].astype("bfloat16")}
+    exact = {"long": held["long"].astype(np.float32)}
+    ids, wanted = data(40)
+    _, _, state, _ = stepper(emb)(from_tables(emb, held), {"long": ids["long"].astype(np.uint8)}, wanted)
+    found = to_tables(emb, state).weights["long"]
+    moved = exact["long"] - 0.1 * grads(exact, {"long": ids["long"]}, wanted)["long"]
+    assert found.dtype == held["long"].dtype
+    np.testing.assert_allclose(found.astype(np.float32), moved, rtol=0.01, atol=2e-3)
+
+
 def test_fresh_tables_are_the_same_for_any_placement() -> None:
     emb = made(1, 2, RowSgd(learning_rate=0.1))
     columns = [place(t, "column", [1, 0]) for t in TWO.tables]

@@ -12,8 +12,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.core import ArgumentError, MemoryLimitError, MeshShape, PlanFileError
-from meshplan.embedding import Groups, Pricing, Table, load_embedding_plan, place, plan
-from meshplan.embedding._cost import COMMON_MEMORY, MEMORY, Feature, make_group, options
+from meshplan.embedding import Collection, Groups, Pricing, Table, load_embedding_plan, place, plan
+from meshplan.embedding._cost import (
+    COMMON_MEMORY,
+    GATHERED,
+    GRADS,
+    IDS,
+    MEMORY,
+    OUT,
+    READ,
+    RECEIVED,
+    SENT_GRADS,
+    WEIGHTS,
+    WRITE,
+    Feature,
+    make_group,
+    options,
+)
+from meshplan.embedding._route_layout import make_layout
 from meshplan.embedding._solve import Placing, lower_bound, make_placing, step_parts
 from meshplan.embedding._solve_exact import _dense, _ways
 from meshplan.machine import Machine, collective_time
@@ -60,7 +76,18 @@ def _sums(each: list, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _vector_cost(problem: Placing, peaks: np.ndarray, common: np.ndarray) -> np.ndarray:
-    return np.array([sum(step_parts(problem.group, p, c).values()) for p, c in zip(peaks, common, strict=True)])
+    """`step_parts` of many at once, written out."""
+    group = problem.group
+
+    def took(lines: tuple, nbytes: np.ndarray) -> np.ndarray:
+        each = [x.latency_seconds + x.seconds_per_byte * nbytes + x.seconds_per_root_byte * nbytes**0.5 for x in lines]
+        return np.where(nbytes > 0, np.min(each, axis=0), 0) if lines else np.zeros_like(nbytes)
+
+    cost = took(group.exchange, peaks[:, IDS]) + took(group.gather, common[:, GATHERED])
+    cost = cost + took(group.exchange, np.maximum(peaks[:, OUT], common[:, RECEIVED]))
+    cost = cost + took(group.exchange, np.maximum(peaks[:, GRADS], common[:, SENT_GRADS]))
+    cost = cost + took(group.sync, peaks[:, WEIGHTS]) / group.groups.sync_every
+    return cost + (peaks[:, READ] + peaks[:, WRITE]) / group.memory_bytes_per_second
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -82,7 +109,7 @@ def test_four_devices_and_all_schemes_are_searched_exhaustively_too() -> None:
     assert found.step_seconds == pytest.approx(exhaustive(tables, machine, 4 * 4096, groups, Pricing()), rel=1e-9)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.integers(1, 14), st.integers(0, 10_000), st.sampled_from(["h100:1x4", "h100:2x4", "tpu-v5e:2x4"]),
        st.booleans())  # fmt: skip
 def test_no_plan_is_worse_than_the_plain_placements_or_better_than_the_bound(
@@ -102,7 +129,7 @@ def test_no_plan_is_worse_than_the_plain_placements_or_better_than_the_bound(
     assert found.peak_bytes <= found.memory_limit * (1 + 1e-6)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(1, 6), st.integers(0, 10_000), st.booleans())
 def test_every_table_is_covered_once_and_the_plan_survives_json(count: int, seed: int, near: bool) -> None:
     machine = Machine.preset("h100:2x4")
@@ -117,6 +144,13 @@ def test_every_table_is_covered_once_and_the_plan_survives_json(count: int, seed
     assert again.to_json() == plan(some_tables(count, seed), machine, 8 * 256, near=near, sync_every=3,
                                    pricing=HASHED).to_json()  # fmt: skip
     assert str(again) == str(found)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_runtime_takes_the_placements_and_holds_the_bytes_that_were_planned(seed: int) -> None:
+    found = plan(some_tables(9, seed), Machine.preset("h100:2x4"), 8 * 256, groups=Groups(replicas=2, shards=4))
+    layout = make_layout(Collection(tables=found.tables), found.placements, found.groups.shards)
+    assert layout.used_bytes == found.weight_bytes
 
 
 def test_a_shard_of_replicas_has_the_bytes_of_the_paper() -> None:
@@ -167,11 +201,10 @@ def test_a_law_of_hot_rows_loads_the_first_row_piece_unless_ids_are_hashed() -> 
 
 
 def test_hot_rows_on_every_device_are_taken_where_they_pay() -> None:
-    table = Table(name="t", rows=400_000_000, dim=128, hotness=8, zipf=1.25)
-    groups = Groups(replicas=1, shards=8)
+    table = Table(name="t", rows=400_000_000, dim=128, hotness=8, zipf=1.1)
+    groups, pricing = Groups(replicas=1, shards=8), Pricing(schemes=("row", "data"), dense_data=True)
     plain, split = (
-        plan([table], NODE, 8 * 512, groups=groups, hot_rows=hot, pricing=Pricing(schemes=("row", "data")))
-        for hot in (False, True)
+        plan([table], NODE, 8 * 512, groups=groups, hot_rows=hot, pricing=pricing) for hot in (False, True)
     )
     assert split.step_seconds < plain.step_seconds
     (how,) = split.splits
@@ -185,6 +218,15 @@ def test_hot_rows_on_every_device_are_taken_where_they_pay() -> None:
     assert any("hot_rows=True prices them" in n for n in plain.notes)
 
 
+@settings(max_examples=6, deadline=None)
+@given(st.integers(1, 6), st.integers(0, 10_000), st.booleans(), st.booleans())
+def test_hot_rows_are_never_taken_where_they_cost(count: int, seed: int, hashed: bool, dense: bool) -> None:
+    pricing = Pricing(hashed=hashed, dense_data=dense)
+    plain, split = (plan(some_tables(count, seed), NODE, 8 * 512, hot_rows=h, pricing=pricing) for h in (False, True))
+    assert split.step_seconds <= plain.step_seconds * (1 + 1e-12)
+    assert {s.table for s in split.splits} <= {t.name for t in plain.tables}
+
+
 def test_a_thousand_tables_on_64_devices_are_planned_within_20_seconds() -> None:
     machine, tables = Machine.preset("h100:8x8"), some_tables(1000, 0, most_rows=7.5)
     start = time.process_time()
@@ -192,7 +234,7 @@ def test_a_thousand_tables_on_64_devices_are_planned_within_20_seconds() -> None
     assert time.process_time() - start <= 20
     plain = [plan(tables, machine, 64 * 1024, groups=found.groups, pricing=HASHED, method=m)
              for m in ("table-wise", "row-wise")]  # fmt: skip
-    assert found.step_seconds < 0.5 * min(p.step_seconds for p in plain)
+    assert found.step_seconds < 0.75 * min(p.step_seconds for p in plain)
     assert found.step_seconds < 1.3 * found.bound_seconds
     text = str(found)
     assert "queries/s" in text and "groups considered:" in text and "more that take less" in text
@@ -228,7 +270,7 @@ def test_tables_that_cannot_fit_are_told_with_the_numbers() -> None:
                  "a smaller dtype"):  # fmt: skip
         assert part in said
     with pytest.raises(MemoryLimitError, match=r"Take one replica \(Groups\(replicas=1, \.\.\.\)\), more devices"):
-        plan([Table(name="t", rows=10**8, dim=256)], NODE, 8 * 64, groups=Groups(replicas=4, shards=2))
+        plan([Table(name="t", rows=2 * 10**8, dim=256)], NODE, 8 * 64, groups=Groups(replicas=4, shards=2))
 
 
 @pytest.mark.parametrize(
@@ -291,7 +333,8 @@ def test_the_bound_holds_for_any_choice() -> None:
     problem = make_placing(group, [options(Feature(table=t), group, HASHED) for t in tables], machine.memory_bytes)
     bound = lower_bound(problem)
     for ways in itertools.product(*(_ways(found, 2) for found in problem.options)):
-        loads, common = zip(*(_dense(f[k], at, 2) for f, (k, at) in zip(problem.options, ways, strict=True)), strict=True)
+        chosen = zip(problem.options, ways, strict=True)
+        loads, common = zip(*(_dense(found[k], at, 2) for found, (k, at) in chosen), strict=True)
         parts = step_parts(group, np.sum(loads, axis=0).max(axis=1), np.sum(common, axis=0))
         assert bound <= sum(parts.values()) * (1 + 1e-12)
 

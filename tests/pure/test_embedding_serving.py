@@ -51,9 +51,12 @@ def uneven_tables() -> tuple[Table, ...]:
     """Large tables are cold and small ones hot, so that balances differ."""
     rng = np.random.default_rng(0)
     return tuple(
-        Table(name=f"t{i}", rows=int(10 ** rng.uniform(4, 7)), dim=64, hotness=float(np.ceil(10 ** rng.uniform(0, 2.3))))
+        Table(
+            name=f"t{i}", rows=int(10 ** rng.uniform(4, 7)), dim=64,
+            hotness=float(np.ceil(10 ** rng.uniform(0, 2.3))),
+        )
         for i in range(40)
-    )
+    )  # fmt: skip
 
 
 def test_each_balance_is_best_at_what_it_balances() -> None:
