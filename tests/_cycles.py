@@ -51,7 +51,7 @@ def sweeps() -> list[Sweep]:
     """All programs, by kind."""
     every = [
         *_products(), *_beside(), *_attention(), *_convolutions(), *_elementwise(), *_reductions(), *_alone(), *_kept(),
-        *_tables(), *_scans(),
+        *_tables(), *_scans(), *_strided(), *_masked(), *_split(),
     ]  # fmt: skip
     seen: dict[str, int] = {}
     out = []
@@ -268,3 +268,59 @@ def _scans() -> list[Sweep]:
         w = arg(d, d, dtype=F32)
         out.append(Sweep(f"recurrent_{turns}_{b}_{d}", "scan", jax.grad(recurrent), (w, arg(turns, b, d))))
     return out
+
+
+def _strided() -> list[Sweep]:
+    """Every other element taken, elements spread apart, and both in an associative scan."""
+
+    def halves(x: Any) -> Any:
+        y = jnp.tanh(x)
+        return y[::2] * y[1::2]
+
+    def apart(x: Any, y: Any) -> Any:
+        zero = jnp.zeros((), x.dtype)
+        rest = [(0, 0, 0)] * (x.ndim - 1)
+        return lax.pad(x * 2, zero, [(0, 1, 1), *rest]) + lax.pad(y + 1, zero, [(1, 0, 1), *rest])
+
+    def scan(keep: Any, write: Any) -> Any:
+        return lax.associative_scan(lambda a, b: (a[0] * b[0], a[1] * b[0] + b[1]), (keep, write))[1]
+
+    out = []
+    for n, d in ((512, 65536), (2048, 16384), (1024, 24576)):
+        x, half = arg(n, d, dtype=F32), arg(n // 2, d, dtype=F32)
+        out.append(Sweep(f"halves_{n}_{d}", "stride", halves, (x,)))
+        out.append(Sweep(f"apart_{n}_{d}", "stride", apart, (half, half)))
+    for n, d in ((64, 262144), (256, 65536), (512, 49152)):
+        x = arg(n, d, dtype=F32)
+        out.append(Sweep(f"recurrence_{n}_{d}", "stride", scan, (x, x)))
+    return out
+
+
+def _masked() -> list[Sweep]:
+    """Rows looked up by indices of which some may be none, and added up again."""
+
+    def summed(x: Any, senders: Any, receivers: Any) -> Any:
+        rows = x.at[senders].get(mode="fill", fill_value=0)
+        return jax.ops.segment_sum(rows, receivers, num_segments=x.shape[0])
+
+    out = []
+    for nodes, edges, d in ((65536, 524288, 128), (32768, 1048576, 64), (131072, 262144, 256)):
+        ids = arg(edges, dtype=I32)
+        out.append(Sweep(f"edges_{nodes}_{edges}_{d}", "masked", summed, (arg(nodes, d), ids, ids)))
+    return out
+
+
+def _split() -> list[Sweep]:
+    """Images normalised by groups of channels, which lie filled up."""
+
+    def normalise(x: Any, scale: Any) -> Any:
+        # held, as sharding constraints do it
+        wide = lax.optimization_barrier(x.astype(F32).reshape(*x.shape[:3], 32, -1))
+        centred = wide - wide.mean((1, 2, 4), keepdims=True)
+        normal = centred * lax.rsqrt(jnp.square(centred).mean((1, 2, 4), keepdims=True) + 1e-5)
+        return (normal.reshape(x.shape) * scale).astype(x.dtype)
+
+    return [
+        Sweep(f"groups_held_{n}_{h}_{c}", "split", normalise, (arg(n, h, h, c), arg(c, dtype=F32)))
+        for n, h, c in ((32, 32, 128), (32, 16, 256), (64, 16, 512))
+    ]

@@ -17,7 +17,8 @@ import numpy as np
 from meshplan.cost._combine import SUMS as SUMMING
 from meshplan.cost._compute_fit import ComputeFit, fit_of
 from meshplan.cost._compute_fuse import SUMS, Kernel, fuse
-from meshplan.cost._compute_loops import around_loops
+from meshplan.cost._compute_gather import masked_lookups
+from meshplan.cost._compute_loops import Around, around_loops
 from meshplan.cost._compute_price import MOVES, KernelPricer, Sizes
 from meshplan.cost._predict import Chosen
 from meshplan.cost._problem import Floats
@@ -65,7 +66,10 @@ class Pricing:
             made = program.values[value].op
             if made < 0 or program.ops[made].region == e.region:
                 moved.add(value)
-        return cls(chosen, tuple(fuse(program, frozenset(moved))), frozenset(moved))
+        rates = chosen.model.rates
+        tiled = rates.machine.chip.platform == "tpu"
+        kernels = fuse(program, frozenset(moved), tiled=tiled, held=rates.mesh.devices > 1)
+        return cls(chosen, tuple(kernels), frozenset(moved))
 
 
 def modelled_compute_seconds(chosen: Chosen) -> float:
@@ -99,14 +103,13 @@ def price_parts(pricing: Pricing, fit: ComputeFit) -> list[ComputePart]:
             kind=kind, seconds=float(pricer.seconds(kernel, kernel.ops, sizes)[0]), op=named,
             count=graph.program.ops[named].count, ops=tuple(sorted(kernel.ops)), estimated=kind != "alone",
         ))
-    return parts + _loops(graph, pricing.moved, pricer, sizes) + _tables(graph, pricer, sizes)
+    parts += map(_around, around_loops(graph.program, pricing.moved, pricer, sizes))
+    parts += map(_around, masked_lookups(graph.program, pricer, sizes))
+    return parts + _tables(graph, pricer, sizes)
 
 
-def _loops(graph: Graph, moved: frozenset[int], pricer: KernelPricer, sizes: Sizes) -> list[ComputePart]:
-    return [
-        ComputePart(kind=a.kind, seconds=float(a.seconds[0]), count=a.count, op=a.op.index, ops=(a.op.index,))
-        for a in around_loops(graph.program, moved, pricer, sizes)
-    ]
+def _around(a: Around) -> ComputePart:
+    return ComputePart(kind=a.kind, seconds=float(a.seconds[0]), count=a.count, op=a.op.index, ops=(a.op.index,))
 
 
 def _tables(graph: Graph, pricer: KernelPricer, sizes: Sizes) -> list[ComputePart]:

@@ -46,6 +46,8 @@ class ComputeFit:
     transpose_bytes: float = 0.0
     vector_per_second: float = math.inf
     exposed_bytes: float = 0.0
+    spread_per_second: float = math.inf
+    relaid_bytes: float = 0.0
     source: str = "no fit: peak rates"
     held_out: Mapping[str, float] = field(default_factory=dict, hash=False)
 

@@ -31,6 +31,7 @@ ALONE = (
 SUMS = ("arg", "cum", "reduce_")
 # An operation is computed again for each reader where it reads no more than so many times the bytes that it makes.
 MORE_READ = 3.0
+LANES = 128  # of a TPU's tiles
 # Elementwise operations after a product in which the value through which all of them pass is looked for.
 LONGEST = 64
 
@@ -39,8 +40,9 @@ LONGEST = 64
 class Kernel:
     """Operations computed together. `product`: the dot or convolution among them, or -1; `alone`: nothing fuses.
 
-    `after`: the product and the operations that read what it makes. `reads`: (operation, operand index) at which each
-    value from outside is read first; `writes`: the operations that make the results it leaves, by value.
+    `after`: the product and the operations that read what it makes; `spread`: the maxima of rows that others of them
+    read for each element, as in a softmax. `reads`: (operation, operand index) of all places
+    at which each value from outside is read; `writes`: the operations that make the results it leaves, by value.
     """
 
     ops: list[int]
@@ -48,21 +50,62 @@ class Kernel:
     product: int = -1
     alone: bool = False
     after: frozenset[int] = frozenset()
-    reads: dict[int, tuple[int, int]] = field(default_factory=dict)
+    spread: frozenset[int] = frozenset()
+    reads: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     writes: dict[int, int] = field(default_factory=dict)
 
 
-def fuse(program: Program, moved: frozenset[int] = frozenset()) -> list[Kernel]:
-    """The kernels in the order of their last operations. `moved`: values that a collective brings to their readers."""
-    return _Fuser(program, moved).build()
+def relaid(program: Program, held: bool) -> frozenset[int]:
+    """Reshapes that split or merge a dim along the lanes into parts that fill less than half of them.
+
+    Seen on TPU: XLA moves them out of the way of what is computed, unless a sharding constraint or a barrier holds
+    the parts where they are; then they lie filled up in memory, and nothing is fused with what brings them there.
+    `held`: whether the values of the program have shardings.
+    """
+    barred = {v for op in program.ops if op.primitive == "optimization_barrier" for v in (*op.operands, *op.results)}
+    return frozenset(
+        op.index for op in program.ops
+        if op.primitive == "reshape" and _breaks_lanes(op) and (held or barred & {*op.operands, *op.results})
+    )
+
+
+def _breaks_lanes(op: Op) -> bool:
+    last = [next((n for n in reversed(a.shape) if n > 1), 1) for a in (op.view.operands[0], op.view.results[0])]
+    return last[0] != last[1] and 2 * min(last) < LANES and op.view.results[0].size > LANES**2
+
+
+def stands_alone(op: Op) -> bool:
+    """Whether nothing is fused with it: a kernel of its own."""
+    return op.primitive.startswith(ALONE)
+
+
+def spreads_apart(op: Op) -> bool:
+    """Whether it fills in between elements, which is a kernel of its own (seen on TPU)."""
+    return op.primitive == "pad" and any(inside for _, _, inside in op.view.params["padding_config"])
+
+
+def takes_every_other(op: Op) -> bool:
+    """Whether it is a slice with a stride: it reads what lies in memory, all of it (seen on TPU)."""
+    return op.primitive == "slice" and any(step > 1 for step in op.view.params["strides"] or ())
+
+
+def fuse(
+    program: Program, moved: frozenset[int] = frozenset(), *, tiled: bool = False, held: bool = False
+) -> list[Kernel]:
+    """The kernels in the order of their last operations. `moved`: values that a collective brings to their readers.
+
+    `tiled`: with what was seen on TPU alone; `held`: whether the values have shardings, see `relaid`.
+    """
+    return _Fuser(program, moved, tiled, held).build()
 
 
 class _Fuser:
-    def __init__(self, program: Program, moved: frozenset[int]) -> None:
-        self.program, self.ops = program, program.ops
+    def __init__(self, program: Program, moved: frozenset[int], tiled: bool, held: bool) -> None:
+        self.program, self.ops, self.tiled = program, program.ops, tiled
+        self.relaid = relaid(program, held) if tiled else frozenset()
         self.root: dict[int, int] = {}  # value -> the value that it is another name of
         for op in self.ops:
-            if op.primitive in RENAMES:
+            if self._renames(op):
                 for v, of in zip(op.results, op.operands, strict=False):
                     if of is not None:
                         self.root[v] = self.find(of)
@@ -72,6 +115,8 @@ class _Fuser:
         self.moved |= {
             self.find(v) for op in self.ops if op.primitive == "optimization_barrier" for v in op.results
         }
+        strided = (op.operands[0] for op in self.ops if tiled and takes_every_other(op))
+        self.moved |= {self.find(v) for v in strided if v is not None}
         self.before = [0] * len(self.ops)  # bits: the operations that each one waits for
         for op in self.ops:
             self._link(op)
@@ -82,11 +127,17 @@ class _Fuser:
         """The value under its first name."""
         return self.root.get(value, value)
 
+    def _renames(self, op: Op) -> bool:
+        return op.primitive in RENAMES and op.index not in self.relaid
+
+    def _alone(self, op: Op) -> bool:
+        return stands_alone(op) or op.index in self.relaid or (self.tiled and spreads_apart(op))
+
     def _link(self, op: Op) -> None:
         if op.primitive in (CARRY, STACK):  # what makes a piece of a stack puts it there
             put = op.operands[1:] if op.primitive == CARRY else op.operands
             self.leaves.update(self.find(v) for v in put if v is not None)
-        for k, v in enumerate(op.operands if op.primitive not in RENAMES else ()):
+        for k, v in enumerate(op.operands if not self._renames(op) else ()):
             if v is not None:
                 self.readers.setdefault(self.find(v), []).append((op.index, k))
         mask = 0
@@ -104,7 +155,7 @@ class _Fuser:
         for op in computed:
             if op.primitive in PRODUCTS:
                 self._product(op)
-            elif op.primitive.startswith(ALONE):
+            elif self._alone(op):
                 self._start(op, alone=True)
         for op in reversed(computed):
             if op.index not in self.of:
@@ -131,7 +182,7 @@ class _Fuser:
     def _nothing(self, op: Op) -> bool:
         if op.primitive == STACK:
             return op.operands[0] is None or self._made_here(self.find(op.operands[0]), op)
-        return op.primitive in (CARRY, MERGE, SLICE) or op.primitive in RENAMES or not op.results
+        return op.primitive in (CARRY, MERGE, SLICE) or self._renames(op) or not op.results
 
     def _made_here(self, value: int, op: Op) -> bool:
         """Whether an operation of the same loop makes the value, not a collective."""
@@ -185,7 +236,7 @@ class _Fuser:
 
     def _elementwise(self, op: Op) -> bool:
         return not (
-            self._nothing(op) or op.primitive in PRODUCTS or op.primitive.startswith((*ALONE, *SUMS))
+            self._nothing(op) or op.primitive in PRODUCTS or self._alone(op) or op.primitive.startswith(SUMS)
         )
 
     def _place(self, op: Op) -> None:
@@ -246,13 +297,16 @@ class _Fuser:
                     by_read.setdefault((v, kernel.place, size), []).append(kernel)
         for group in by_read.values():
             for other in group[1:]:
-                first = next((k for k in group if k is not other and k in self.kernels), None)
-                if first is not None and other in self.kernels and not self._waits(first, other):
-                    self._merge(first, other)
+                for first in group:
+                    if first is other or other not in self.kernels:
+                        break
+                    if first in self.kernels and not self._waits(first, other):
+                        self._merge(first, other)
 
     def _sum_beside_products(self) -> None:
         """A sum of what a product makes is taken beside it, where nothing in between waits for the product."""
-        for kernel in [k for k in self.kernels if k.product >= 0]:
+        products = [k for k in self.kernels if k.product >= 0]
+        for kernel in sorted(products, key=lambda k: -k.product):  # beside the last of those that it reads
             after = self._after(kernel)
             mask = sum(1 << o for o in after)
             made = {self.find(v) for o in after for v in self.ops[o].results} - self.moved
@@ -280,13 +334,14 @@ class _Fuser:
         small = product.view.results[0].size // product.view.results[0].shape[-1] if rows else 0
         return any(
             self.before[o] & mask for o in range(min(kernel.ops), max(other.ops))
-            if wait >> o & 1 and o not in own and self.ops[o].primitive not in RENAMES
+            if wait >> o & 1 and o not in own and not self._renames(self.ops[o])
             and max(a.size for a in self.ops[o].view.results) > small
         )
 
     def _waits(self, a: Kernel, b: Kernel) -> bool:
-        masks = [sum(1 << o for o in k.ops) for k in (a, b)]
-        return any(self.before[o] & masks[1] for o in a.ops) or any(self.before[o] & masks[0] for o in b.ops)
+        one, two = set(a.ops), set(b.ops)  # what both compute, neither waits for
+        ours, theirs = (sum(1 << o for o in ops) for ops in (one - two, two - one))
+        return any(self.before[o] & theirs for o in one) or any(self.before[o] & ours for o in two)
 
     def _merge(self, a: Kernel, b: Kernel) -> None:
         a.ops += [o for o in b.ops if o not in a.ops]
@@ -314,8 +369,10 @@ class _Fuser:
 
     def _borders(self, kernel: Kernel) -> None:
         kernel.after = frozenset(self._after(kernel) if kernel.product >= 0 else ())
+        maxima = [o for o in kernel.ops if self.ops[o].primitive == "reduce_max"]
+        kernel.spread = frozenset(o for o in maxima if any(self.before[p] >> o & 1 for p in kernel.ops))
         for value, at in self._outside(kernel):
-            kernel.reads.setdefault(value, at)
+            kernel.reads.setdefault(value, []).append(at)
         for o in kernel.ops:
             if self.of[o][0] is not kernel:
                 continue  # computed elsewhere as well, and written there

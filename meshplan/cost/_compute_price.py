@@ -6,12 +6,12 @@ Everything is an array over strategies: of one node's, or the single one of a pl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
 from meshplan.cost._compute_fit import ComputeFit
-from meshplan.cost._compute_fuse import RENAMES, SUMS, Kernel
+from meshplan.cost._compute_fuse import LANES, RENAMES, SUMS, Kernel, relaid, stands_alone, takes_every_other
 from meshplan.cost._compute_tiles import Local, filled, matrix_flops
 from meshplan.cost._nodes import op_flops
 from meshplan.cost._problem import Floats
@@ -83,6 +83,15 @@ def _cut(shape: tuple[int, ...], dims: Dims, choices: Choices) -> Local:
     return tuple(n / choices.shards((d,)) for n, d in zip(shape, dims, strict=True))
 
 
+def _fill_readers(op: Op, program: Program) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Arrays of one scalar that an operation with a kernel of its own reads, and where."""
+    for k, v in enumerate(op.operands if stands_alone(op) else ()):
+        made = program.values[v].op if v is not None else -1
+        if v is not None and made >= 0 and program.ops[made].primitive == "broadcast_in_dim":
+            if program.ops[made].view.operands[0].size == 1:
+                yield v, (op.index, k)
+
+
 class KernelPricer:
     """Seconds of kernels on one chip."""
 
@@ -91,12 +100,18 @@ class KernelPricer:
         self.leaves = {leaf.value for leaf in program.results}
         tables = [op.view.operands[0].shape for op in program.ops if op.primitive.startswith(("gather", "scatter"))]
         self.tables = {shape for shape in tables if len(shape) > 1}  # of these whole rows are read or written
+        broken = [program.ops[i].view for i in relaid(program, rates.mesh.devices > 1)] if fit.matrix > 1 else []
+        split = [a.shape for view in broken for a in (view.operands[0], view.results[0])]
+        self.fills = {v: at for op in program.ops for v, at in _fill_readers(op, program)}
+        self.split = {s for s in split if 2 * s[-1] < LANES}
 
     def seconds(self, kernel: Kernel, ops: Iterable[int], sizes: Sizes) -> Floats:
         """(strategies,) of one execution, of these of its operations."""
         fit, named = self.fit, set(ops)
         whole = self.passing(self.nbytes(kernel, named, sizes))
         if kernel.product < 0:
+            if fit.fast_bytes and kernel.writes and kernel.writes.keys() <= self.fills.keys() - self.leaves:
+                return np.where(self._filled_bytes(kernel, sizes) <= fit.fast_bytes, fit.kernel_seconds, whole)
             return whole
         memory = whole - fit.kernel_seconds
         if kernel.product not in named:
@@ -107,7 +122,8 @@ class KernelPricer:
             arithmetic = arithmetic + self.passing(np.minimum(everything, fit.exposed_bytes)) - fit.kernel_seconds
         if math.isfinite(fit.vector_per_second):
             arithmetic = arithmetic + self.vector(kernel, named, sizes) / fit.vector_per_second
-        return np.maximum(memory, arithmetic) + fit.kernel_seconds
+        spread = [self._operand(self.program.ops[o], 0, sizes) for o in kernel.spread & named]
+        return np.maximum(memory, arithmetic) + fit.kernel_seconds + sum(spread) / fit.spread_per_second
 
     def passing(self, nbytes: Floats) -> Floats:
         """Of a kernel that moves so many bytes and computes nothing else."""
@@ -135,6 +151,12 @@ class KernelPricer:
             return self.fit.transpose_bytes
         return self.fit.alone_bytes if len(names) == 1 and names[0] != STACK else 0.0
 
+    def _filled_bytes(self, kernel: Kernel, sizes: Sizes) -> Floats:
+        """Of arrays of one scalar, which are kept on the chip if they are not too large."""
+        values, ops = self.program.values, self.program.ops
+        written = (self._written(ops[o], v, sizes) * values[v].aval.itemsize for v, o in kernel.writes.items())
+        return sum(written, np.zeros(1))
+
     def arithmetic(self, op: Op, sizes: Sizes) -> Floats:
         """Of a product, with its dims filled up to the matrix unit."""
         fit, peak = self.fit, self.rates.machine.chip.flops_for(op.view.operands[0].dtype)
@@ -159,9 +181,10 @@ class KernelPricer:
         narrow: Floats | float = 0.0
         wide: Floats | float = 0.0
         elements: Floats | float = 0.0
-        for o, k in kernel.reads.values():
-            if o in ops:
-                read = self._read(program.ops[o], k, sizes)
+        for places in kernel.reads.values():
+            at = [(program.ops[o], k) for o, k in places if o in ops]
+            if at:
+                read = self._read(at, sizes)
                 narrow = narrow + (np.where(read > fast, read, 0.0) if kernel.product >= 0 else read)
         for value, o in kernel.writes.items():
             if o in ops:
@@ -179,7 +202,11 @@ class KernelPricer:
 
     def elements(self, shape: tuple[int, ...], local: Local) -> Floats:
         """Elements with the filling of tiles; rows that are looked up lie along the lanes, however short."""
-        return filled(local, self.fit, by_rows=shape in self.tables)
+        return filled(local, self.fit, by_rows=shape in self.tables, split=shape in self.split)
+
+    def by_rows(self, local: Local) -> Floats:
+        """Elements of rows that are looked up, with the filling of tiles."""
+        return filled(local, self.fit, by_rows=True)
 
     def _operand(self, op: Op, k: int, sizes: Sizes) -> Floats:
         return self.elements(op.view.operands[k].shape, sizes.operand(op, k))
@@ -187,17 +214,27 @@ class KernelPricer:
     def _result(self, op: Op, value: int, sizes: Sizes) -> Floats:
         return self.elements(self.program.values[value].aval.shape, sizes.result(op, value))
 
-    def _read(self, op: Op, k: int, sizes: Sizes) -> Floats:
+    def _read(self, at: list[tuple[Op, int]], sizes: Sizes) -> Floats:
+        """Bytes that are read of one value at several places: the parts that are taken, at most the whole."""
+        op, k = at[0]
         whole = self._operand(op, k, sizes)
+        taken = np.minimum(whole, sum(self._taken(o, i, sizes, whole) for o, i in at))
+        return taken * op.view.operands[k].itemsize
+
+    def _taken(self, op: Op, k: int, sizes: Sizes, whole: Floats) -> Floats:
+        """Elements that an operation reads; one that takes every other one passes over all."""
+        if takes_every_other(op):
+            return whole
         if op.primitive in PARTS and k == 0:
-            whole = np.minimum(whole, self._result(op, op.results[0], sizes))
-        if op.primitive == "dynamic_update_slice" and k == 0:
-            whole = whole * 0.0
-        return whole * op.view.operands[k].itemsize
+            return np.minimum(whole, self._result(op, op.results[0], sizes))
+        return whole * 0.0 if op.primitive == "dynamic_update_slice" and k == 0 else whole
 
     def _written(self, op: Op, value: int, sizes: Sizes) -> Floats:
         if op.primitive == STACK:
             return self._operand(op, 0, sizes)
+        if value in self.fills:  # made as it is read: nothing is moved
+            reader, k = self.fills[value]
+            return self._operand(self.program.ops[reader], k, sizes)
         if op.primitive == "dynamic_update_slice":
             return self._operand(op, 1, sizes)
         return self._result(op, value, sizes)
@@ -218,4 +255,4 @@ class KernelPricer:
     def relaid(self, shape: tuple[int, ...], local: Local, itemsize: int) -> Floats:
         """Seconds of bringing a table into rows from where it lies close, or back; 0 where its rows lie close."""
         close, rows = filled(local, self.fit), self.elements(shape, local)
-        return np.where(rows > close, self.passing((close + rows) * itemsize), 0.0)
+        return np.where(rows > close, self.passing((close + rows) * itemsize + rows * self.fit.relaid_bytes), 0.0)

@@ -33,8 +33,11 @@ def product(sizes: Sequence[Floats]) -> Floats:
     return math.prod(sizes, start=np.ones(1))
 
 
-def filled(local: Local, fit: ComputeFit, by_rows: bool = False) -> Floats:
-    """Elements of an array with the filling of its tiles. `by_rows`: the last dim lies along the lanes in any case."""
+def filled(local: Local, fit: ComputeFit, by_rows: bool = False, split: bool = False) -> Floats:
+    """Elements of an array with the filling of its tiles. `by_rows`: the last dim lies along the lanes in any case.
+
+    `split`: its last two dims are parts of one, of which the first does not lie along the lanes.
+    """
     lanes, sublanes = fit.tiles
     if lanes == 1:
         return product(local)
@@ -52,7 +55,8 @@ def filled(local: Local, fit: ComputeFit, by_rows: bool = False) -> Floats:
     rest = product(others)
     whole = np.any([n % sublanes == 0 for n in others], axis=0)  # one of them can lie along the sublanes
     rows = np.where(whole, rest, rest / others[-1] * up(others[-1], sublanes))
-    fills = np.min([up(n, lanes) / n for n in dims], axis=0)
+    along = (*others[:-1], last) if split else dims
+    fills = np.min([up(n, lanes) / n for n in along], axis=0)
     return np.where(up(last, lanes) <= 2 * last, up(last, lanes) * rows, rest * last * fills)
 
 

@@ -35,6 +35,7 @@ V5E = "tpu-v5e:2x2"
 BOUNDS = {
     "product": 0.10, "beside": 0.15, "attention": 0.30, "convolution": 0.10, "elementwise": 0.10, "reduce": 0.10,
     "alone": 0.05, "transpose": 0.05, "small": 0.05, "kept": 0.05, "table": 0.65, "scan": 0.45,
+    "stride": 0.20, "masked": 0.25, "split": 0.45,
 }  # fmt: skip
 # No tiles, nothing fitted: what a chip without a table is priced by, but without the start of a kernel.
 PLAIN = ComputeFit()
@@ -120,6 +121,74 @@ def test_a_layer_norm_is_computed_again_where_products_read_it() -> None:
     row = arg(8192, dtype=F32)
     parts = compute_parts(chosen_of(both, (arg(8192, 1024), row, row, arg(1024, 512), arg(1024, 512)), V5E))
     assert [p.kind for p in parts] == ["product", "product"]
+
+
+def test_a_slice_with_a_stride_reads_the_whole_array_and_takes_nothing_in() -> None:
+    n, rate = 4096 * 4096 * 4, chip().memory_bytes_per_second
+    x = arg(4096, 4096, dtype=F32)
+    assert seconds(lambda x: x[::2] * x[1::2], x) == pytest.approx(1.5 * n / rate)
+    assert seconds(lambda x: x[:2048] * x[2048:], x) == pytest.approx(1.5 * n / rate)
+    assert seconds(lambda x: x[:1024] * 2, x) == pytest.approx(0.5 * n / rate)
+    assert seconds(lambda x: (x * 3)[::2] + 1, x) == pytest.approx(3.5 * n / rate)
+
+
+def test_filling_in_between_elements_is_a_kernel_without_an_estimate() -> None:
+    zero, x = jnp.zeros((), F32), arg(2048, 4096, dtype=F32)
+    spread = lambda x, inside: lax.pad(x * 2, zero, [(0, 1, inside), (0, 0, 0)]) + 1  # noqa: E731
+    parts = compute_parts(chosen_of(lambda x: spread(x, 1), (x,), V5E))
+    assert [(p.kind, p.estimated) for p in parts] == [("elementwise", True), ("alone", False), ("elementwise", True)]
+    assert len(compute_parts(chosen_of(lambda x: spread(x, 0), (x,), V5E))) == 1
+
+
+def test_a_reshape_into_short_parts_lies_filled_up_where_it_is_held() -> None:
+    def square(x, parts, held=True):  # type: ignore[no-untyped-def]
+        wide = (x * 2).reshape(*x.shape[:-1], parts, -1)
+        return jnp.square(lax.optimization_barrier(wide) if held else wide).sum((1, 2, 4))
+
+    x = arg(8, 64, 64, 256, dtype=F32)
+    n, rate = 8 * 64 * 64 * 256, chip().memory_bytes_per_second
+    parts = price_parts(Pricing.of(chosen_of(lambda x: square(x, 32), (x,), V5E)), tiled())
+    assert [p.kind for p in parts] == ["elementwise", "alone", "reduce"]
+    assert parts[2].seconds == pytest.approx(2 * (4 + 4) * n / rate, rel=1e-2)  # 64 of 128 lanes hold elements
+    whole, free = (lambda x: square(x, 2)), (lambda x: square(x, 32, held=False))
+    assert "alone" not in [p.kind for p in compute_parts(chosen_of(whole, (x,), V5E))]  # two parts of whole lanes
+    assert [p.kind for p in compute_parts(chosen_of(free, (x,), V5E))] == ["reduce"]
+
+
+def test_a_maximum_spread_over_its_rows_beside_a_product_costs_besides() -> None:
+    q, fit = arg(8, 1024, 128), tiled(spread_per_second=1e11)
+
+    def weights(q, k, spread):  # type: ignore[no-untyped-def]
+        scores = jnp.einsum("bsk,btk->bst", q, k)
+        top = lax.stop_gradient(scores.max(-1, keepdims=True))
+        return (jnp.exp(scores - top) if spread else jnp.exp(scores)).sum(-1), top
+
+    without, spread = (seconds(lambda q, k, s=s: weights(q, k, s), q, q, fit=fit) for s in (False, True))
+    assert spread - without >= 0.99 * 8 * 1024 * 1024 / 1e11
+
+
+def test_rows_that_may_be_none_are_selected_in_a_kernel_where_a_scatter_reads_them() -> None:
+    def edges(x, ids, mode):  # type: ignore[no-untyped-def]
+        return jax.ops.segment_sum(x.at[ids].get(mode=mode, fill_value=0), ids, num_segments=x.shape[0])
+
+    x, ids = arg(16384, 128), arg(262144, dtype=jnp.int32)
+    fill, sure = (
+        seconds(lambda x, ids, m=m: edges(x, ids, m), x, ids, fit=tiled()) for m in ("fill", "promise_in_bounds")
+    )
+    assert fill - sure == pytest.approx((2 + 2 + 4) * 262144 * 128 / chip().memory_bytes_per_second, rel=1e-3)
+
+
+def test_a_small_array_of_one_scalar_is_kept_on_the_chip() -> None:
+    def count(ids, rows):  # type: ignore[no-untyped-def]
+        return jnp.zeros((rows, 128), F32).at[ids].add(1.0) * 2
+
+    def fill(rows: int) -> float:
+        chosen = chosen_of(lambda i: count(i, rows), (arg(64, dtype=jnp.int32),), V5E)
+        parts = price_parts(Pricing.of(chosen), tiled(fast_bytes=2.0**24))
+        return sum(p.seconds for p in parts if p.kind == "move")
+
+    assert fill(2**14) == 0.0
+    assert fill(2**16) >= 2**16 * 128 * 4 / chip().memory_bytes_per_second
 
 
 def test_a_loop_counts_its_turns() -> None:
