@@ -80,7 +80,7 @@ def make(
 
     def init(key: jax.Array) -> tuple[Any, EmbeddingState]:
         dense_key, table_key = jax.random.split(key)
-        params = dlrm.init_dense(dense_key, cfg)
+        params: Any = dlrm.init_dense(dense_key, cfg)
         return (params, tx.init(params)), emb.init(table_key)
 
     def odds(params: Any, features: dict[str, jax.Array], numbers: jax.Array) -> jax.Array:
