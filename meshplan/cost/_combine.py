@@ -82,7 +82,8 @@ def _filled(emitted: Sequence[Emitted], found: Sequence[int], before: dict[int, 
     run: list[int] = []
     mask = nbytes = 0
     for i in sorted(found, key=lambda i: (_place(emitted[i]), i)):
-        size = emitted[i].collective.nbytes
+        c = emitted[i].collective
+        size = c.nbytes // c.group_size if c.kind == "reduce-scatter" else c.nbytes  # the combiner counts results
         if size >= COMBINED_BYTES or len(found) == 1:
             yield [i]
             continue

@@ -117,6 +117,14 @@ class Emission:
         return self.platform == "gpu"
 
     @property
+    def widens_after(self) -> bool:
+        """Whether a widening conversion is made after a move: what it reads is moved instead.
+
+        TPUs do so where the two stand side by side, and not in whole steps.
+        """
+        return self.platform == "gpu"
+
+    @property
     def drops_conversions(self) -> bool:
         """Whether a narrowing conversion is dropped for those uses that undo it."""
         return self.platform == "gpu"

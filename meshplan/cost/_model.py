@@ -132,13 +132,15 @@ class MeshModel:
         """Bytes of the edge's whole value as the back end sends it: while it is summed, and when it is moved.
 
         Moves are made after a narrowing conversion that follows, sums before it (measured); some back ends so narrow
-        only the `last` one.
+        only the `last` one. A widening conversion of what is moved may come after the move.
         """
         program = self.space.graph.program
         aval, summed = program.values[edge.value].aval, program.values[self.summed(edge)].aval
         emission = self.rates.emission
         into_dot = bool(edge.uses) and all(program.ops[o].primitive == "dot_general" for o, _ in edge.uses)
         moved = (narrowed(program, edge, emission) if last or not emission.narrows_last else None) or aval
+        before = widened_from(program, edge.value) if emission.widens_after else None
+        moved = before if before is not None and before.itemsize < moved.itemsize else moved
         sums = summed.nbytes * emission.bytes_factor(summed.dtype, sums=True)
         return sums, moved.nbytes * emission.bytes_factor(moved.dtype, into_dot)
 
@@ -305,6 +307,18 @@ def narrowed(program: Program, edge: Edge, emission: Emission) -> Aval | None:
             return None
     widest = max(results, key=lambda a: a.itemsize, default=None)
     return widest if widest is not None and widest.itemsize < program.values[edge.value].aval.itemsize else None
+
+
+def widened_from(program: Program, value: int) -> Aval | None:
+    """What a value was converted from, if to something larger; under whatever names it has."""
+    at = program.values[value].op
+    while at >= 0 and program.ops[at].primitive == "name":
+        of = program.ops[at].operands[0]
+        at = program.values[of].op if of is not None else -1
+    if at < 0 or program.ops[at].primitive != "convert_element_type":
+        return None
+    before = program.ops[at].view.operands[0]
+    return before if before.itemsize < program.values[value].aval.itemsize else None
 
 
 def _read_by(program: Program, value: int) -> list[str]:

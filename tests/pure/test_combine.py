@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -52,6 +53,15 @@ def test_reductions_that_need_each_other_run_one_after_the_other():
 def test_reductions_that_do_not_need_each_other_run_together():
     program = program_of(side_by_side, f32(8))
     assert sizes(runs(program, inside(program, "reduce_sum"))) == [3]
+
+
+def test_a_set_is_full_by_the_bytes_of_its_results():
+    """A reduce-scatter over eight devices leaves an eighth of what it takes."""
+    program = program_of(side_by_side, f32(8))
+    whole = inside(program, "reduce_sum", nbytes=COMBINED_BYTES // 2)
+    assert sizes(runs(program, whole)) == [2, 1]
+    pieces = [replace(e, collective=replace(e.collective, kind="reduce-scatter")) for e in whole]
+    assert sizes(runs(program, pieces)) == [3]
 
 
 def test_a_set_ends_where_one_needs_what_is_in_it():

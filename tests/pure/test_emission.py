@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,9 @@ from jax import lax
 
 from meshplan.core import MeshShape, Spec
 from meshplan.cost import Emission, runs_on_shards
+from meshplan.cost._model import widened_from
 from meshplan.cost._reshard import reshard_path
+from meshplan.program import Call, trace
 from tests._emission import TARGETS, Case, by_kind, cases, key, read_table, table_path
 from tests._micro import micros
 from tests._programs import f32, graph_of
@@ -133,3 +136,17 @@ def test_tpus_meet_rows_with_all_groups_only_where_the_rows_are_summed():
     views = [op.view for op in program.ops if op.primitive == "ragged_dot_general"]
     assert [Emission("tpu").flops_factor(v) for v in views] == [1.0, 8.0]
     assert [Emission("gpu").flops_factor(v) for v in views] == [8.0, 8.0]
+
+
+def test_a_widening_conversion_is_made_after_the_move_on_gpus():
+    def step(x: Any) -> Any:
+        return jnp.sin((x * 2).astype(jnp.float32)), x.astype(jnp.float32).astype(jnp.bfloat16)
+
+    program = trace(Call(step=step, args=(jax.ShapeDtypeStruct((64, 32), jnp.bfloat16),), kwargs={}))
+    found = {
+        (op.primitive, str(op.view.results[0].dtype)): widened_from(program, op.results[0]) for op in program.ops
+    }
+    wide = found["convert_element_type", "float32"]
+    assert wide is not None and wide.dtype == "bfloat16"
+    assert found["convert_element_type", "bfloat16"] is None and found["mul", "bfloat16"] is None
+    assert [Emission(p).widens_after for p in ("cpu", "gpu", "tpu")] == [False, True, False]
