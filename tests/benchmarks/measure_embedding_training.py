@@ -47,7 +47,8 @@ def train(cfg: dlrm.Config, way: str, seed: int, steps: int) -> dict[str, float]
     dense, tables = made.init(jax.random.key(seed))
     logs = dlrm.logs(cfg, seed)
     for _ in range(steps):
-        dense, tables, _, residuals = made.step(dense, tables, next(logs)[0])
+        # Many steps under way at once take the threads that XLA's CPU collectives wait for each other on.
+        dense, tables, _, residuals = jax.block_until_ready(made.step(dense, tables, next(logs)[0]))
     made.embeddings.check(residuals)
     later = [next(logs) for _ in range(LATER)]
     odds = np.concatenate([np.asarray(made.predict(dense, tables, batch)) for batch, _ in later]).astype(np.float64)

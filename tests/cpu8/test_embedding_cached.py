@@ -65,7 +65,7 @@ def test_cached_training_equals_uncached_bit_for_bit(optimizer: RowOptimizer, co
     plain = whole(ROWS, optimizer)
     step, state = stepper(plain), from_tables(plain, {"item": start})
     for batch in zipf(count):
-        state = step(state, *batch)
+        state = jax.block_until_ready(step(state, *batch))
     wanted = to_tables(plain, state)
     small = whole(SLOTS, optimizer)
     host = {"weights": start.copy(), **{k: np.zeros(ROWS, np.float32) for k in optimizer.per_row}}

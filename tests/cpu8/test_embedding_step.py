@@ -248,7 +248,8 @@ def test_estimated_moment_scale_is_one_without_noise_and_near_the_replicas_with_
         for _ in range(40):
             own = rng.normal(size=(4 if kind == "noise" else 1, BATCH // 4, DIM)).astype(np.float32)
             given = np.broadcast_to(own, (4, BATCH // 4, DIM)).reshape(BATCH, DIM)
-            state = update(state, residuals, {"item": given, "long": given})
+            # Many steps under way at once take the threads that XLA's CPU collectives wait for each other on.
+            state = jax.block_until_ready(update(state, residuals, {"item": given, "long": given}))
         found[kind] = np.asarray(emb.moment_scales(state))
     np.testing.assert_allclose(found["signal"], 1, rtol=1e-5)
     assert ((found["noise"] > 3) & (found["noise"] <= 4)).all()
