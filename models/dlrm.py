@@ -126,13 +126,13 @@ def interact(features: jax.Array) -> jax.Array:
 @dims("_, batch numbers, _ -> batch")
 def apply(model: Dlrm, numbers: jax.Array, ids: tuple[jax.Array, ...], cfg: Config) -> jax.Array:
     """Log odds of a click, f32 [batch]."""
-    x = bottom(model.bottom, numbers.astype(cfg.dtype))
+    x = hidden(model.bottom, numbers.astype(cfg.dtype))
     bags = [bag(table, chosen).astype(x.dtype) for table, chosen in zip(model.tables, ids, strict=True)]
     return top(model.top, x, bags)
 
 
-def bottom(layers: tuple[Dense, ...], x: jax.Array) -> jax.Array:
-    """[batch, numbers] -> [batch, width]."""
+def hidden(layers: tuple[Dense, ...], x: jax.Array) -> jax.Array:
+    """x [batch, width of the first] through layers with rectified results."""
     for layer in layers:
         x = jax.nn.relu(x @ layer.kernel.astype(x.dtype) + layer.bias.astype(x.dtype))
     return x
@@ -140,9 +140,7 @@ def bottom(layers: tuple[Dense, ...], x: jax.Array) -> jax.Array:
 
 def top(layers: tuple[Dense, ...], x: jax.Array, bags: list[jax.Array]) -> jax.Array:
     """Log odds, f32 [batch], of the bottom's x [batch, width] and the bags' sums, each [batch, width]."""
-    x = jnp.concatenate([x, interact(jnp.stack([x, *bags], 1))], -1)
-    for layer in layers[:-1]:
-        x = jax.nn.relu(x @ layer.kernel.astype(x.dtype) + layer.bias.astype(x.dtype))
+    x = hidden(layers[:-1], jnp.concatenate([x, interact(jnp.stack([x, *bags], 1))], -1))
     return (x.astype(jnp.float32) @ layers[-1].kernel + layers[-1].bias)[:, 0]
 
 

@@ -84,7 +84,7 @@ def make(
         return (params, tx.init(params)), emb.init(table_key)
 
     def odds(params: Any, features: dict[str, jax.Array], numbers: jax.Array) -> jax.Array:
-        x = dlrm.bottom(params[0], numbers.astype(cfg.dtype))
+        x = dlrm.hidden(params[0], numbers.astype(cfg.dtype))
         return dlrm.top(params[1], x, [features[t.name].astype(x.dtype) for t in collection.tables])
 
     def loss(params: Any, features: dict[str, jax.Array], batch: dict[str, Any]) -> jax.Array:

@@ -20,6 +20,7 @@ from meshplan.cost._compute_fuse import SUMS, Kernel, fuse
 from meshplan.cost._compute_gather import masked_lookups
 from meshplan.cost._compute_loops import Around, around_loops
 from meshplan.cost._compute_price import MOVES, KernelPricer, Sizes
+from meshplan.cost._measured import MeasuredPart
 from meshplan.cost._predict import Chosen
 from meshplan.cost._problem import Floats
 from meshplan.cost._rates import Rates
@@ -77,11 +78,15 @@ def modelled_compute_seconds(chosen: Chosen) -> float:
     return sum(part.seconds * part.count for part in compute_parts(chosen))
 
 
-def seconds_by_op(chosen: Chosen) -> dict[int, float]:
-    """Seconds of one execution by operation: those of a kernel at its product, else at its last operation."""
+def seconds_by_op(program: Program, parts: Iterable[ComputePart | MeasuredPart]) -> dict[int, float]:
+    """Seconds of one execution by operation: those of a kernel at its product, else at its last operation.
+
+    At -1 the seconds a step of what no operation asks for.
+    """
     found: dict[int, float] = {}
-    for part in compute_parts(chosen):
-        found[part.op] = found.get(part.op, 0.0) + part.seconds
+    for part in parts:
+        runs = program.ops[part.op].count if part.op >= 0 else 1.0
+        found[part.op] = found.get(part.op, 0.0) + part.seconds * part.count / runs
     return found
 
 

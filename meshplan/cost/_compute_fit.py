@@ -30,8 +30,10 @@ class ComputeFit:
     read them at no cost, and narrow ones are written so. `alone_bytes`: what each element counts more in an
     operation that nothing is fused with, `transpose_bytes` in one that exchanges dims. `vector_per_second`: elements
     that the operations fused with a product go over in a second, beside the product's own time; `exposed_bytes`: of
-    the first pieces of its operands and the last of its result, which nothing hides. `source` says where the
-    figures are from; `held_out`: median error by kind of small programs that they were not fitted to.
+    the first pieces of its operands and the last of its result, which nothing hides; `spread_per_second`: elements over
+    which it spreads the maxima of their rows in a second. `relaid_bytes`: what each element of a table counts more
+    where its rows are brought apart. `source` says where the figures are from; `held_out`: median error by kind of
+    small programs that they were not fitted to.
     """
 
     product_efficiency: float = 1.0

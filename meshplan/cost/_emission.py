@@ -117,6 +117,11 @@ class Emission:
         return self.platform == "gpu"
 
     @property
+    def lays_out(self) -> bool:
+        """Whether pieces gathered or cut along another dim than the first are copied into their order."""
+        return self.platform == "gpu"
+
+    @property
     def widens_after(self) -> bool:
         """Whether a widening conversion is made after a move: what it reads is moved instead.
 

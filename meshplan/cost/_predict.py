@@ -221,7 +221,9 @@ class Chosen:
         trips = edge.trips if len(path) == 1 and path[0].kind == "all-reduce" else 1.0
         before, aval = self.source_spec(edge) if path else Spec(()), program.values[edge.value].aval
         for k, step in enumerate(path):
-            laid_out = aval.itemsize * laid_out_elements(aval.shape, before, step.after, self.model.mesh)
+            laid_out = 0
+            if self.model.rates.emission.lays_out:
+                laid_out = aval.itemsize * laid_out_elements(aval.shape, before, step.after, self.model.mesh)
             before = step.after
             sums, moves = self.model.wire_bytes(edge, k == last)
             value = summed if step.reduces else edge.value

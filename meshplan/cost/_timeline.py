@@ -1,4 +1,4 @@
-"""A step on a timeline: computation in the program's order, collectives beside it as soon as they may start.
+"""A step on a timeline: computation by critical paths, collectives beside it as soon as they may start.
 
 Modelled. Each operation takes its roofline's seconds, memory traffic included, or those of its kernel where the chip's
 figures are fitted or were measured; a collective takes those of the best algorithm with its library's fitted figures.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from meshplan.core import Axes
 from meshplan.cost._combine import SUMS, Emitted, Run
-from meshplan.cost._compute import compute_parts
+from meshplan.cost._compute import compute_parts, seconds_by_op
 from meshplan.cost._compute_fit import read_table
 from meshplan.cost._measured import beside_kernels, is_measured, laid_out_seconds, measured_parts
 from meshplan.cost._nodes import chain_seconds, op_seconds
@@ -76,7 +76,7 @@ def timeline_of(chosen: Chosen) -> Stretch:
 def _kernels(chosen: Chosen) -> tuple[dict[int, float] | None, float]:
     """(seconds of one execution by operation, seconds a step takes besides), where the chip's figures are measured or
     fitted; None for a roofline."""
-    chip, ops, beside = chosen.model.machine.chip, chosen.graph.program.ops, 0.0
+    chip, beside = chosen.model.machine.chip, 0.0
     if is_measured(chip):
         parts = measured_parts(chosen)
         beside = beside_kernels(chosen, parts).seconds + laid_out_seconds(chosen)
@@ -84,13 +84,8 @@ def _kernels(chosen: Chosen) -> tuple[dict[int, float] | None, float]:
         parts = compute_parts(chosen)
     else:
         return None, 0.0
-    found: dict[int, float] = {}
-    for part in parts:
-        if part.op < 0:
-            beside += part.seconds * part.count
-        else:
-            found[part.op] = found.get(part.op, 0.0) + part.seconds * part.count / ops[part.op].count
-    return found, beside
+    found = seconds_by_op(chosen.graph.program, parts)
+    return found, beside + found.pop(-1, 0.0)
 
 
 class _Builder:
@@ -104,7 +99,7 @@ class _Builder:
         for run in chosen.runs():
             self.runs.setdefault(self._region(run), []).append(run)
         self.kernels, self.beside = _kernels(chosen)
-        self.copying = self._copying() if model.machine.chip.platform == "gpu" else {}
+        self.copying = self._copying()
         self.items: dict[int, list[Op | int]] = {}
         for op in self.program.ops:
             self._place(op)
@@ -194,10 +189,10 @@ class _Builder:
     def _moving(self, run: Run, order: Mapping[int, int], count: int) -> Moving:
         made, uses = self._ends(run, order)
         first = min(uses, default=count)
-        c = run.members[0].collective
-        seconds = self.chosen.model.rates.fitted_seconds(c.kind, c.axes, run.nbytes)
-        made = frozenset(m for m in made if 0 <= m < first)
-        return Moving(made=made, uses=frozenset(uses), seconds=seconds, links=tuple(self._links(c.axes)))
+        return Moving(
+            made=frozenset(m for m in made if 0 <= m < first), uses=frozenset(uses), seconds=self._run_seconds(run),
+            links=tuple(self._links(run.members[0].collective.axes)),
+        )
 
     def _ends(self, run: Run, order: Mapping[int, int]) -> tuple[set[int], set[int]]:
         """(places that make what a collective moves, places that wait for it)."""
@@ -234,12 +229,15 @@ class _Builder:
 
     def _collective(self, tasks: TaskList, run: Run, after: int) -> int:
         c = run.members[0].collective
-        seconds = self.chosen.model.rates.fitted_seconds(c.kind, c.axes, run.nbytes)
         uses = self._links(c.axes) if self.asynchronous else [self.device.compute, *self._links(c.axes)]
         return tasks.add(
-            "collective", seconds=seconds, uses=uses, after=[after] if after >= 0 else [],
+            "collective", seconds=self._run_seconds(run), uses=uses, after=[after] if after >= 0 else [],
             nbytes=run.nbytes, name=c.kind, source=c.source, detail=c.kind,
         )
+
+    def _run_seconds(self, run: Run) -> float:
+        c = run.members[0].collective
+        return self.chosen.model.rates.fitted_seconds(c.kind, c.axes, run.nbytes)
 
     def _links(self, axes: Axes) -> list[int]:
         used = {(share.level, share.dim) for a in axes for share in self.groups.get(a, ())}

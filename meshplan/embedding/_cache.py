@@ -124,18 +124,18 @@ def host_traffic(
     held = slots or max(s.held for s in steps)
     uniques = [_unique(b, rows, i) for i, b in enumerate(all_batches)]
     n, none = len(steps), sum(len(u) for u in uniques)
-    misses, written = _lru(uniques, held)
+    misses = _lru_misses(uniques, held)
     moved = sum(s.fetched + s.evicted for s in steps)
     scale = row_bytes / n
     return {
         "look_ahead": HostTraffic(exposed=steps[0].fetched * scale, total=moved * scale, slots=held),
-        "lru": HostTraffic(exposed=misses * scale, total=(misses + written) * scale, slots=held),
+        "lru": HostTraffic(exposed=misses * scale, total=2 * misses * scale, slots=held),
         "none": HostTraffic(exposed=none * scale, total=2 * none * scale, slots=max(len(u) for u in uniques)),
     }
 
 
-def _lru(uniques: list[np.ndarray], slots: int) -> tuple[int, int]:
-    """(rows fetched, rows written back) by a cache that drops the row unused for longest; every used row is changed."""
+def _lru_misses(uniques: list[np.ndarray], slots: int) -> int:
+    """Rows fetched by a cache that drops the row unused for longest; every used row is changed, so as many go back."""
     cache: OrderedDict[int, None] = OrderedDict()
     misses = 0
     for unique in uniques:
@@ -147,4 +147,4 @@ def _lru(uniques: list[np.ndarray], slots: int) -> tuple[int, int]:
             cache[row] = None
             if len(cache) > slots:
                 cache.popitem(last=False)
-    return misses, misses
+    return misses

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -162,6 +163,11 @@ def make_group(machine: Machine, groups: Groups, batch: int) -> Group:
 def seconds(lines: tuple[CollectiveLine, ...], nbytes: float) -> float:
     """Of one collective by the best of its algorithms; nothing for no bytes."""
     return min((line.seconds(nbytes) for line in lines), default=0.0) if nbytes > 0 else 0.0
+
+
+def largest_over_mean(loads: Mapping[str, Floats]) -> dict[str, float]:
+    """The imbalance of loads by device; 1 where there is nothing."""
+    return {k: float(v.max() / v.mean()) if v.mean() > 0 else 1.0 for k, v in loads.items()}
 
 
 def options(feature: Feature, group: Group, pricing: Pricing) -> list[Option]:

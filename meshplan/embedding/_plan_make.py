@@ -8,7 +8,6 @@ import numpy as np
 
 from meshplan.embedding._cost import (
     COMMON_MEMORY,
-    GATHERED,
     GRADS,
     IDS,
     MEMORY,
@@ -18,9 +17,10 @@ from meshplan.embedding._cost import (
     Floats,
     Option,
     Pricing,
+    largest_over_mean,
 )
 from meshplan.embedding._plan_data import Considered, EmbeddingPlan, Split, TableLine
-from meshplan.embedding._plan_notes import plan_notes, why
+from meshplan.embedding._plan_notes import peak_seconds, plan_notes, why
 from meshplan.embedding._solve import Choice, Placed, Placing, State, lower_bound, step_parts
 from meshplan.embedding._table import Placement, Table, place
 from meshplan.machine import Machine
@@ -77,19 +77,17 @@ def _whole(values: Floats) -> tuple[int, ...]:
 
 
 def _imbalance(state: State) -> dict[str, float]:
-    """Largest over mean; 1 where there is nothing."""
-    loads = {
+    return largest_over_mean({
         "memory": state.loads[MEMORY] + state.common[COMMON_MEMORY],
         "lookups": state.loads[READ],
         "bytes": state.loads[IDS] + state.loads[OUT] + state.loads[GRADS],
-    }
-    return {k: float(v.max() / v.mean()) if v.mean() > 0 else 1.0 for k, v in loads.items()}
+    })
 
 
 def _line(problem: Placing, table: int, option: Option, placement: Placement) -> TableLine:
     return TableLine(
         table=placement.table, scheme=option.scheme, devices=len({s.device for s in placement.shards}),
         nbytes=int(option.peak[MEMORY] + option.common[COMMON_MEMORY]),
-        seconds=float(problem.rates @ option.peak + problem.gather_rate * option.common[GATHERED]),
+        seconds=peak_seconds(problem, option),
         why=why(problem, table, option),
     )  # fmt: skip

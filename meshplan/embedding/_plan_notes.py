@@ -35,12 +35,13 @@ def why(problem: Placing, table: int, chosen: Option) -> str:
     fits = [o for o in others if o.peak[MEMORY] + o.common[COMMON_MEMORY] <= problem.limit]
     if not fits:
         return f"no other scheme fits: {others[0].scheme} takes {format_bytes(others[0].peak[MEMORY])} on a device"
-    best = min(fits, key=lambda o: _mean(problem, o) + _peak(problem, o))
+    best = min(fits, key=lambda o: _mean(problem, o) + peak_seconds(problem, o))
     return f"{_use(problem, chosen)}; as {best.scheme} {_use(problem, best)}"
 
 
 def _use(problem: Placing, option: Option) -> str:
-    return f"{format_seconds(_mean(problem, option))} on average, {format_seconds(_peak(problem, option))} at most"
+    mean, peak = format_seconds(_mean(problem, option)), format_seconds(peak_seconds(problem, option))
+    return f"{mean} on average, {peak} at most"
 
 
 def _mean(problem: Placing, option: Option) -> float:
@@ -48,7 +49,8 @@ def _mean(problem: Placing, option: Option) -> float:
     return float(problem.rates @ option.totals(n) / n + problem.gather_rate * option.common[GATHERED])
 
 
-def _peak(problem: Placing, option: Option) -> float:
+def peak_seconds(problem: Placing, option: Option) -> float:
+    """What an option takes of the device that bears most of it, alone there."""
     return float(problem.rates @ option.peak + problem.gather_rate * option.common[GATHERED])
 
 
@@ -92,7 +94,7 @@ def _hot(
         found.append(f"{len(splits) - _NOTED} more tables are split so.")
     if splits:
         return found
-    order = sorted(range(len(features)), key=lambda i: -_peak(problem, chosen[i]))
+    order = sorted(range(len(features)), key=lambda i: -peak_seconds(problem, chosen[i]))
     for i in [i for i in order if features[i].table.zipf][:_NOTED]:
         split = best_split(features[i], problem.group, pricing)
         if split is not None and chosen[i].scheme != "data":

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from meshplan.core import ArgumentError, MemoryLimitError, format_bytes, format_seconds, nearest
+from meshplan.embedding._cost import largest_over_mean
 from meshplan.embedding._serving_queue import Floats, Sizes, draw, latencies
 from meshplan.embedding._table import Collection, Placement, Table, place
 from meshplan.machine import Machine
@@ -139,7 +140,7 @@ def _plan(
         network_seconds=tuple(stages[:, 1].tolist()), utilisation=tuple((stages.max(axis=1) * rate).tolist()),
         latency={"mean": float(taken.mean())} | {f"p{q}": float(np.percentile(taken, q)) for q in (50, 95, 99)},
         most_queries_per_second=1 / float(stages.max()), compared=compared, notes=tuple(notes),
-        imbalance={k: float(v.max() / v.mean()) if v.mean() > 0 else 1.0 for k, v in loads.items()},
+        imbalance=largest_over_mean(loads),
     )  # fmt: skip
 
 

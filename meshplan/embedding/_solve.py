@@ -8,8 +8,9 @@ another device, another option, or an exchange of two tables. Memory above the l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,16 +77,20 @@ def make_placing(group: Group, options: Sequence[Sequence[Option]], limit: float
 
 def step_parts(group: Group, peaks: Floats, common: Floats) -> dict[str, float]:
     """Seconds of a step by part, from the largest load of any device [7] and what is common to all [4]."""
-    back = seconds(group.exchange, max(peaks[GRADS], common[SENT_GRADS]))
-    found = {
-        "ids": seconds(group.exchange, peaks[IDS]),
+    return {name: float(value) for name, value in priced_parts(group, peaks, common, seconds).items()}
+
+
+def priced_parts(group: Group, peaks: Floats, common: Floats, price: Callable[..., Any]) -> dict[str, Any]:
+    """As `step_parts`, of loads [7, ...] and [4, ...] with `price(lines, bytes)` for collectives over such arrays."""
+    back = price(group.exchange, np.maximum(peaks[GRADS], common[SENT_GRADS]))
+    return {
+        "ids": price(group.exchange, peaks[IDS]),
         "lookup": peaks[READ] / group.memory_bytes_per_second,
-        "outputs": seconds(group.exchange, max(peaks[OUT], common[RECEIVED])),
-        "gradients": back + seconds(group.gather, common[GATHERED]),
+        "outputs": price(group.exchange, np.maximum(peaks[OUT], common[RECEIVED])),
+        "gradients": back + price(group.gather, common[GATHERED]),
         "update": peaks[WRITE] / group.memory_bytes_per_second,
-        "sync": seconds(group.sync, peaks[WEIGHTS]) / group.groups.sync_every,
+        "sync": price(group.sync, peaks[WEIGHTS]) / group.groups.sync_every,
     }
-    return {name: float(value) for name, value in found.items()}
 
 
 class State:

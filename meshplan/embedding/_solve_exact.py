@@ -13,19 +13,10 @@ import numpy as np
 
 from meshplan.embedding._cost import (
     COMMON_MEMORY,
-    GATHERED,
-    GRADS,
-    IDS,
     MEMORY,
-    OUT,
-    READ,
-    RECEIVED,
-    SENT_GRADS,
-    WEIGHTS,
-    WRITE,
     Option,
 )
-from meshplan.embedding._solve import Choice, Floats, Placed, Placing, State, as_placed, sized_order
+from meshplan.embedding._solve import Choice, Floats, Placed, Placing, State, as_placed, priced_parts, sized_order
 from meshplan.machine import CollectiveLine
 
 _DEVICES, _TABLES, _STATES, _GROWN, _PLACEMENTS = 8, 8, 6_000, 40_000, 400
@@ -106,11 +97,7 @@ def _bound(problem: Placing, loads: Floats, common: Floats, rest: Floats, rest_c
     group, n = problem.group, problem.devices
     peaks = np.maximum(loads.max(axis=2), (loads.sum(axis=2) + rest) / n)
     common = common + rest_common
-    cost = _seconds(group.exchange, peaks[:, IDS]) + _seconds(group.gather, common[:, GATHERED])
-    cost += _seconds(group.exchange, np.maximum(peaks[:, OUT], common[:, RECEIVED]))
-    cost += _seconds(group.exchange, np.maximum(peaks[:, GRADS], common[:, SENT_GRADS]))
-    cost += (peaks[:, READ] + peaks[:, WRITE]) / group.memory_bytes_per_second
-    cost += _seconds(group.sync, peaks[:, WEIGHTS]) / group.groups.sync_every
+    cost = np.sum([*priced_parts(group, peaks.T, common.T, _seconds).values()], axis=0)
     cost[peaks[:, MEMORY] + common[:, COMMON_MEMORY] > problem.limit * (1 + 1e-12)] = np.inf
     return cost
 

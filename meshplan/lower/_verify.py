@@ -90,11 +90,8 @@ def compare_leaves(
             different = float(np.sum(a != b))
             out.append(LeafCheck(path=path, relative_error=different, absolute_error=different, tolerance=0.5))
             continue
-        kind = np.complex128 if a.dtype.kind == "c" else np.float64
-        a, b = a.astype(kind), b.astype(kind)
-        difference = float(np.linalg.norm((a - b).ravel()))
-        size = float(np.linalg.norm(b.ravel()))
-        relative = difference / size if size > 0 else difference
+        a, b = _wide(a), _wide(b)
+        relative = _relative(a, b)
         if not np.array_equal(np.isfinite(a), np.isfinite(b)):
             relative = float("inf")
         absolute = float(np.max(np.abs(a - b), initial=0.0))
@@ -116,9 +113,19 @@ def with_noise(
         for i, (x, y) in enumerate(zip(again(seed), reference, strict=True)):
             a, b = _host(x), _host(y)
             if not checks[i].ok and a.dtype.kind not in "iub":
-                size = float(np.linalg.norm(b.ravel()))
-                noise[i] = max(noise[i], float(np.linalg.norm((a - b).ravel())) / size if size else 0.0)
+                noise[i] = max(noise[i], _relative(_wide(a), _wide(b)) if b.any() else 0.0)
     return tuple(replace(c, noise=float(n)) for c, n in zip(checks, noise, strict=True))
+
+
+def _wide(a: np.ndarray) -> np.ndarray:
+    """In double precision."""
+    return a.astype(np.complex128 if a.dtype.kind == "c" else np.float64)
+
+
+def _relative(a: np.ndarray, b: np.ndarray) -> float:
+    """Norm of the difference over that of b, or alone where b is zero."""
+    difference, size = float(np.linalg.norm((a - b).ravel())), float(np.linalg.norm(b.ravel()))
+    return difference / size if size > 0 else difference
 
 
 def rounded_otherwise(tree: Any, seed: int) -> Any:
@@ -141,7 +148,7 @@ def _largest(leaves: Sequence[Any]) -> float:
     for x in leaves:
         a = _host(x)
         if a.dtype.kind not in "iub" and a.size:
-            b = np.abs(a.astype(np.complex128 if a.dtype.kind == "c" else np.float64))
+            b = np.abs(_wide(a))
             top = max(top, float(np.max(b, where=np.isfinite(b), initial=0.0)))
     return top
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from meshplan.pipeline._slots import Schedule, Slot
+from meshplan.pipeline._slots import Schedule, Slot, SlotKind
 
 
 def lag_bound(stages: int, micro_batches: int, stage: int) -> int:
@@ -32,22 +32,20 @@ def xpipe_steps(stages: int, micro_batches: int, stage: int) -> tuple[int, int]:
 
 def forward_lags(schedule: Schedule, stage: int) -> tuple[int, ...]:
     """For each mini-batch the lag of its first forward, that of the micro-batch whose weights XPipe predicts."""
-    found: dict[int, int] = {}
-    done = 0
-    for slot in schedule.slots[stage]:
-        done += slot.kind == "update"
-        if slot.kind == "forward" and schedule.mini_batch(slot) not in found:
-            found[schedule.mini_batch(slot)] = schedule.mini_batch(slot) - done
-    return tuple(found[mini] for mini in sorted(found))
+    return _first_lags(schedule, stage, "forward")
 
 
 def backward_lags(schedule: Schedule, stage: int) -> tuple[int, ...]:
     """For each mini-batch the lag of the backward of its first micro-batch, were it to read the weights anew."""
+    return _first_lags(schedule, stage, "backward")
+
+
+def _first_lags(schedule: Schedule, stage: int, kind: SlotKind) -> tuple[int, ...]:
     found: dict[int, int] = {}
     done = 0
     for slot in schedule.slots[stage]:
         done += slot.kind == "update"
-        if slot.kind == "backward":
+        if slot.kind == kind:
             found.setdefault(schedule.mini_batch(slot), schedule.mini_batch(slot) - done)
     return tuple(found[mini] for mini in sorted(found))
 

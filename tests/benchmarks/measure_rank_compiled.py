@@ -32,6 +32,7 @@ from scipy.stats import kendalltau
 import meshplan as mp
 from meshplan.core import CompileError, format_seconds
 from meshplan.machine import legal_mesh_shapes
+from tests.benchmarks.measure_zoo import choice_of
 
 AXES = {1: ("data",), 2: ("data", "model"), 3: ("data", "fsdp", "model")}
 
@@ -62,7 +63,7 @@ def rows(workload: mp.Workload, machine: str, most: int, until: float) -> list[R
     plans: set[object] = set()
     modules: set[object] = set()
     for name, plan in candidates(workload, machine):
-        same = (plan.data.mesh, plan.data.arguments, plan.data.results, plan.data.ops)
+        same = choice_of(plan)
         if len(found) == most or time.perf_counter() > until:
             break
         if same in plans:

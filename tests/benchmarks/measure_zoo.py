@@ -30,6 +30,19 @@ ALL = "gpt llama moe moe:ragged vit resnet unet lstm encoder_decoder ssm gnn dlr
 ABOVE = 1e6  # bytes from which a kind of collective is compared by itself
 
 
+def choice_of(plan: mp.Plan) -> object:
+    """What two plans that compile to one module have in common."""
+    return plan.data.mesh, plan.data.arguments, plan.data.results, plan.data.ops, plan.data.kept
+
+
+def compiled(plan: mp.Plan, known: dict[object, mp.Audit]) -> mp.Audit:
+    """The plan's audit, made once for plans that are the same."""
+    same = choice_of(plan)
+    if same not in known:
+        known[same] = plan.audit()
+    return known[same]
+
+
 def error(predicted: float, compiled: float) -> str:
     return f"{predicted / compiled - 1:+.1%}" if compiled else ("0" if not predicted else "none compiled")
 
@@ -83,9 +96,7 @@ def against_templates(workload: mp.Workload, about: argparse.Namespace, mesh: di
     known: dict[object, mp.Audit] = {}
     for row in (compared.rows[0], *rows[: about.templates]):
         plan = compared.plans[row.name]
-        same = (plan.data.mesh, plan.data.arguments, plan.data.results, plan.data.ops)
-        audit = known[same] if same in known else plan.audit()
-        known[same] = audit
+        audit = compiled(plan, known)
         moved = ", ".join(f"{k} {format_bytes(v)}" for k, v in audit.bytes_by_kind().items())
         shown = format_seconds(audit.seconds) if audit.fits and audit.seconds is not None else "does not fit"
         print(f"    {row.name:12} {row.mesh!s:28} {shown:>12} (predicted {format_seconds(row.step_seconds)})  {moved}")

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import meshplan as mp
 from meshplan.core import CompileError, bytes_by_kind
-from tests.benchmarks.measure_zoo import kinds
+from tests.benchmarks.measure_zoo import compiled, kinds
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,6 @@ def cases(machine: str) -> list[Case]:
         found += [] if name in ONE_BATCH else [Case(model, size, 8, shorter)]
         found += [Case(model, size, LARGE.get(name, 0), shorter)]
     return found
-
-
-def compiled(plan: mp.Plan, known: dict[Any, mp.Audit]) -> mp.Audit:
-    same = (plan.data.mesh, plan.data.arguments, plan.data.results, plan.data.ops, plan.data.kept)
-    if same not in known:
-        known[same] = plan.audit()
-    return known[same]
 
 
 def bytes_rows(plan: mp.Plan, audit: mp.Audit) -> dict[str, tuple[float, float]]:

@@ -12,6 +12,7 @@ import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
 from meshplan.embedding import Groups, RowSgd, to_tables
+from meshplan.machine import Machine
 from models import dlrm, dlrm_sharded
 from models._clicks import auc, normalised_entropy
 
@@ -54,11 +55,13 @@ def test_a_step_of_one_group_is_a_step_of_one_device() -> None:
 
 
 def test_replicated_groups_learn_the_law_of_the_logs() -> None:
-    made = dlrm_sharded.make(CFG, Groups(replicas=2, shards=4), overflow="exact")
+    groups = Groups(replicas=2, shards=4)
+    placements = dlrm_sharded.planned(CFG, Machine.preset("cpu:8"), groups)
+    made = dlrm_sharded.make(CFG, groups, placements=placements, overflow="exact")
     dense, tables = made.init(jax.random.key(0))
     logs = dlrm.logs(CFG)
     for _ in range(80):
-        dense, tables, _, _ = made.step(dense, tables, next(logs)[0])
+        dense, tables, _, _ = jax.block_until_ready(made.step(dense, tables, next(logs)[0]))
     batches = [next(logs) for _ in range(8)]
     odds = np.concatenate([np.asarray(made.predict(dense, tables, b), np.float64) for b, _ in batches])
     clicks = np.concatenate([b["clicks"] for b, _ in batches])

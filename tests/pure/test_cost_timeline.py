@@ -53,8 +53,6 @@ def all_collectives(found: Found) -> float:
 def copied_seconds(found: Found) -> float:
     """Seconds of bringing pieces in order where they are gathered or scattered along another dim than the first."""
     rates, machine = found.chosen.model.rates, found.chosen.model.machine
-    if machine.chip.platform != "gpu":
-        return 0.0
     members = [(e, run.count) for run in found.chosen.runs() for e in run.members if e.laid_out]
     return sum(n * (e.laid_out / machine.chip.memory_bytes_per_second + rates.kernel_seconds) for e, n in members)
 
