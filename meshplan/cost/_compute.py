@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from meshplan.cost._combine import SUMS as SUMMING
 from meshplan.cost._compute_fit import ComputeFit, fit_of
 from meshplan.cost._compute_fuse import SUMS, Kernel, fuse
@@ -22,10 +20,8 @@ from meshplan.cost._compute_loops import Around, around_loops
 from meshplan.cost._compute_price import MOVES, KernelPricer, Sizes
 from meshplan.cost._measured import MeasuredPart
 from meshplan.cost._predict import Chosen
-from meshplan.cost._problem import Floats
-from meshplan.cost._rates import Rates
 from meshplan.program import STACK, Program
-from meshplan.strategy import Choices, Graph
+from meshplan.strategy import Graph
 
 PartKind = Literal["product", "convolution", "reduce", "cumulative", "elementwise", "move", "update", "alone"]
 
@@ -127,26 +123,6 @@ def _tables(graph: Graph, pricer: KernelPricer, sizes: Sizes) -> list[ComputePar
                 if seconds:
                     parts.append(ComputePart(kind="move", seconds=seconds, count=1.0, op=-1, ops=()))
     return parts
-
-
-def node_compute_seconds(graph: Graph, index: int, choices: Choices, rates: Rates, kernels: Iterable[Kernel]) -> Floats:
-    """(strategies,) seconds per step of a node's parts of the kernels, by its own strategies.
-
-    A kernel over several nodes is shared out: each pays for what its operations read and write, the product's
-    node for the arithmetic beside its own traffic.
-    """
-    node = graph.nodes[index]
-    total = np.zeros(len(choices))
-    if node.group is None or node.free:
-        return total
-    own = set(node.group.ops)
-    sizes = Sizes(graph, lambda _: choices)
-    pricer = KernelPricer(graph.program, rates, fit_of(rates.machine.chip))
-    for kernel in kernels:
-        ops = [o for o in kernel.ops if o in own]
-        if ops:
-            total = total + pricer.seconds(kernel, ops, sizes)
-    return total * node.count
 
 
 def kind_of(program: Program, kernel: Kernel) -> PartKind:
