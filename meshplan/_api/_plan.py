@@ -145,7 +145,11 @@ class Plan:
         return (args, kwargs) if kwargs else args
 
     def jit(self, mesh: Mesh | None = None) -> Any:
-        """The planned step as an ordinary jitted function of the step's own arguments, donation included."""
+        """The planned step as an ordinary jitted function of the step's own arguments, donation included.
+
+        On CPU hosts wait for each step (`jax.block_until_ready`): XLA's CPU collectives stop each other, and end the
+        process, where many steps are under way at once.
+        """
         return jit_planned(self.data, self._need_program(), self._need_call(), self._mesh(mesh))
 
     def shard(self, *args: Any, mesh: Mesh | None = None) -> Any:
