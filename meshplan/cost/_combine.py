@@ -6,7 +6,7 @@ set, or the set would be too large; then it starts a new one (measured on the th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from meshplan.core import Collective
@@ -65,29 +65,37 @@ class Run:
             yield e, 1.0 / len(small) if len(small) == len(self.members) else 0.0
 
 
-def runs(program: Program, emitted: Sequence[Emitted]) -> list[Run]:
-    """The collectives that are left, those that are no reductions as they are."""
+def combined_bytes(c: Collective) -> float:
+    """Bytes of operands up to which a set is filled with collectives like this one: the combiner counts results."""
+    return COMBINED_BYTES * (c.group_size if c.kind == "reduce-scatter" else 1)
+
+
+def runs(
+    program: Program, emitted: Sequence[Emitted], limit: Callable[[Collective], float] = combined_bytes
+) -> list[Run]:
+    """The collectives that are left, those that are no reductions as they are. `limit`: as `combined_bytes`."""
     together: dict[object, list[int]] = {}
     for i, e in enumerate(emitted):
         c = e.collective
         key = (c.kind, c.axes, c.dtype if e.sums else "", e.region, e.combine) if e.combine else i
         together.setdefault(key, []).append(i)
     before = _before(program, emitted, [i for found in together.values() if len(found) > 1 for i in found])
-    sets = [run for found in together.values() for run in _filled(emitted, found, before)]
+    sets = [run for found in together.values() for run in _filled(emitted, found, before, limit)]
     return [Run(tuple(emitted[i] for i in run)) for run in sets]
 
 
-def _filled(emitted: Sequence[Emitted], found: Sequence[int], before: dict[int, int]) -> Iterator[list[int]]:
+def _filled(
+    emitted: Sequence[Emitted], found: Sequence[int], before: dict[int, int], limit: Callable[[Collective], float]
+) -> Iterator[list[int]]:
     """Sets that the combiner fills, in the order of the program."""
     run: list[int] = []
     mask = nbytes = 0
     for i in sorted(found, key=lambda i: (_place(emitted[i]), i)):
-        c = emitted[i].collective
-        size = c.nbytes // c.group_size if c.kind == "reduce-scatter" else c.nbytes  # the combiner counts results
-        if size >= COMBINED_BYTES or len(found) == 1:
+        size, most = emitted[i].collective.nbytes, limit(emitted[i].collective)
+        if size >= most or len(found) == 1:
             yield [i]
             continue
-        if run and (before[i] & mask or nbytes + size > COMBINED_BYTES):
+        if run and (before[i] & mask or nbytes + size > most):
             yield run
             run, mask, nbytes = [], 0, 0
         run.append(i)

@@ -148,7 +148,7 @@ class Chosen:
     def runs(self) -> list[Run]:
         """What is left of the collectives after combining; remembered."""
         if self._runs is None:
-            self._runs = runs(self.graph.program, self.emitted())
+            self._runs = runs(self.graph.program, self.emitted(), self.model.rates.emission.combined_bytes)
         return self._runs
 
     def communication_seconds(self, left: Sequence[Run]) -> float:

@@ -11,6 +11,7 @@ from jax import lax
 
 from meshplan.core import Collective
 from meshplan.cost._combine import COMBINED_BYTES, Emitted, Run, runs
+from meshplan.cost._emission import Emission
 from meshplan.program import Call, Program, trace
 from tests._programs import f32
 
@@ -62,6 +63,16 @@ def test_a_set_is_full_by_the_bytes_of_its_results():
     assert sizes(runs(program, whole)) == [2, 1]
     pieces = [replace(e, collective=replace(e.collective, kind="reduce-scatter")) for e in whole]
     assert sizes(runs(program, pieces)) == [3]
+
+
+def test_a_tpu_fills_sets_of_reduce_scatters_less():
+    """Compiled for a v5e with eight devices in a group, arrays of 4.7 MB are scattered two at a time."""
+    program = program_of(side_by_side, f32(8))
+    whole = inside(program, "reduce_sum", nbytes=768 * 3072 * 2)
+    pieces = [replace(e, collective=replace(e.collective, kind="reduce-scatter")) for e in whole]
+    assert sizes(runs(program, pieces, Emission("tpu").combined_bytes)) == [2, 1]
+    assert sizes(runs(program, pieces, Emission("gpu").combined_bytes)) == [3]
+    assert sizes(runs(program, whole, Emission("tpu").combined_bytes)) == [3]
 
 
 def test_a_set_ends_where_one_needs_what_is_in_it():
