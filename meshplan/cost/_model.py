@@ -295,7 +295,8 @@ def only_summed(source: Spec, target: Spec) -> bool:
 def narrowed(program: Program, edge: Edge, emission: Emission) -> Aval | None:
     """What the value is converted to where it arrives, if every use converts it to something smaller.
 
-    Some back ends drop a conversion that is undone for some of its uses: these read what was there before.
+    Some back ends drop a conversion that is undone for some of its uses: these read what was there before. Not where a
+    rematerialised block reads it, which keeps what it starts from.
     """
     results = []
     for op, _ in edge.uses:
@@ -303,7 +304,9 @@ def narrowed(program: Program, edge: Edge, emission: Emission) -> Aval | None:
             return None
         results.append(program.ops[op].view.results[0])
         again = _read_by(program, program.ops[op].results[0])
-        if emission.drops_conversions and 0 < again.count("convert_element_type") < len(again):
+        kept = any(program.ops[use].scope != program.ops[op].scope for use in again)
+        undone = [program.ops[use].primitive == "convert_element_type" for use in again]
+        if emission.drops_conversions and not kept and any(undone) and not all(undone):
             return None
     widest = max(results, key=lambda a: a.itemsize, default=None)
     return widest if widest is not None and widest.itemsize < program.values[edge.value].aval.itemsize else None
@@ -321,12 +324,12 @@ def widened_from(program: Program, value: int) -> Aval | None:
     return before if before.itemsize < program.values[value].aval.itemsize else None
 
 
-def _read_by(program: Program, value: int) -> list[str]:
-    """The primitives that read a value, whatever names it has."""
-    found: list[str] = []
+def _read_by(program: Program, value: int) -> list[int]:
+    """The operations that read a value, whatever names it has."""
+    found: list[int] = []
     for use, _ in program.consumers[value]:
         op = program.ops[use]
-        found += _read_by(program, op.results[0]) if op.primitive == "name" else [op.primitive]
+        found += _read_by(program, op.results[0]) if op.primitive == "name" else [use]
     return found
 
 

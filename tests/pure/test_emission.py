@@ -12,7 +12,7 @@ from jax import lax
 
 from meshplan.core import MeshShape, Spec
 from meshplan.cost import Emission, runs_on_shards
-from meshplan.cost._model import widened_from
+from meshplan.cost._model import narrowed, widened_from
 from meshplan.cost._reshard import reshard_path
 from meshplan.program import Call, trace
 from tests._emission import TARGETS, Case, by_kind, cases, key, read_table, table_path
@@ -150,3 +150,20 @@ def test_a_widening_conversion_is_made_after_the_move_on_gpus():
     assert wide is not None and wide.dtype == "bfloat16"
     assert found["convert_element_type", "bfloat16"] is None and found["mul", "bfloat16"] is None
     assert [Emission(p).widens_after for p in ("cpu", "gpu", "tpu")] == [False, True, False]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_gpus_drop_a_narrowing_conversion_that_some_uses_undo_unless_a_rematerialised_block_keeps_it(kept: bool):
+    def block(x: Any) -> Any:
+        return x + jnp.sin(x.astype(jnp.float32)).astype(jnp.bfloat16)
+
+    def step(table: Any, ids: Any) -> Any:
+        run = jax.checkpoint(block) if kept else block
+        return jax.grad(lambda t: run(jnp.take(t, ids, axis=0).astype(jnp.bfloat16)).astype(jnp.float32).sum())(table)
+
+    graph = graph_of(step, f32(64, 32), jax.ShapeDtypeStruct((16,), jnp.int32))
+    values, ops = graph.program.values, graph.program.ops
+    edges = [e for e in graph.edges if values[e.value].op >= 0 and ops[values[e.value].op].primitive == "gather"]
+    moved = {p: narrowed(graph.program, edges[0], Emission(p)) for p in ("gpu", "tpu")}
+    assert moved["tpu"] is not None and moved["tpu"].dtype == "bfloat16"
+    assert (moved["gpu"] is None) is not kept
