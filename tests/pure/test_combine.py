@@ -97,6 +97,24 @@ def test_sums_completed_on_their_way_to_an_operand_count_for_what_follows():
     assert sizes(runs(program, moves)) == [1, 1]
 
 
+def test_moves_fill_sets_in_the_order_in_which_the_results_are_traced_back():
+    def step(x: Any, u: Any, v: Any, w: Any) -> Any:
+        first, second, third = x @ u, x @ v, x @ w
+        return third, first, second
+
+    program = program_of(step, f32(8, 8), f32(8, 8), f32(8, 8), f32(8, 8))
+    dots = [op for op in program.ops if op.primitive == "dot_general"]
+    sizes_of = (20 << 20, 20 << 20, 10 << 20)
+    moves = [
+        reduction(nbytes=n, value=op.operands[1], uses=((op.index, 1),))
+        for op, n in zip(dots, sizes_of, strict=True)
+    ]
+    moves = [replace(e, collective=replace(e.collective, kind="all-gather")) for e in moves]
+    assert [[e.uses[0][0] for e in r.members] for r in runs(program, moves)] == [
+        [dots[2].index, dots[0].index], [dots[1].index],
+    ]  # fmt: skip
+
+
 def test_what_an_iteration_leaves_to_the_next_does_not_separate():
     def step(x: Any) -> Any:
         def body(c: Any, y: Any) -> Any:
