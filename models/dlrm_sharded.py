@@ -14,6 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from meshplan.embedding import (
     Collection,
@@ -81,7 +83,8 @@ def make(
     def init(key: jax.Array) -> tuple[Any, EmbeddingState]:
         dense_key, table_key = jax.random.split(key)
         params: Any = dlrm.init_dense(dense_key, cfg)
-        return (params, tx.init(params)), emb.init(table_key)
+        whole = NamedSharding(emb.device_mesh, P())  # where a step leaves them: else its second call compiles again
+        return jax.device_put((params, tx.init(params)), whole), emb.init(table_key)
 
     def odds(params: Any, features: dict[str, jax.Array], numbers: jax.Array) -> jax.Array:
         x = dlrm.hidden(params[0], numbers.astype(cfg.dtype))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -41,6 +41,10 @@ from meshplan.plan import (
 )
 from meshplan.program import Call, Program
 
+if TYPE_CHECKING:
+    from meshplan._api._tables import PlannedTables
+    from meshplan.embedding import EmbeddingPlan, Embeddings, RowOptimizer
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -48,6 +52,9 @@ class Plan:
 
     Predicted figures are per device and step. A plan that was loaded without its step can be
     shown, compared and explained; to compile it, load it with the step and its arguments.
+
+    With `mp.plan(..., tables=...)` the figures are of the whole step; `data`, specs, `jit`, `audit` and `verify` are of
+    its dense part, `step(*arguments, features) -> (*results, gradients)`; `embedding` says where the tables lie.
     """
 
     data: PlanData
@@ -58,6 +65,7 @@ class Plan:
     pins: Given = field(default_factory=dict)
     options: Options = field(default_factory=Options, repr=False)
     given_mesh: Mapping[str, int] | None = field(default=None, repr=False)
+    tables: PlannedTables | None = field(default=None, repr=False)
 
     # figures
 
@@ -69,8 +77,8 @@ class Plan:
     @property
     def step_seconds(self) -> float:
         """Modelled seconds of one step: simulated with `Options(rank_by="timeline")`, else computation at the peak
-        rates and communication, one after the other."""
-        return self.data.step_seconds
+        rates and communication, one after the other. Tables included."""
+        return self.data.step_seconds if self.tables is None else self.tables.plan.step_seconds
 
     @property
     def timeline(self) -> StepTimeline | None:
@@ -79,7 +87,8 @@ class Plan:
 
     @property
     def peak_bytes(self) -> float:
-        return self.data.peak_bytes
+        """Predicted bytes of the fullest device. Tables included."""
+        return self.data.peak_bytes if self.tables is None else self.tables.plan.peak_bytes
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
@@ -93,6 +102,22 @@ class Plan:
     @property
     def notes(self) -> tuple[str, ...]:
         return self.data.notes
+
+    @property
+    def embedding(self) -> EmbeddingPlan | None:
+        """Where the embedding tables lie; None without `tables`."""
+        return None if self.tables is None else self.tables.plan
+
+    def embeddings(self, optimizer: RowOptimizer, **more: Any) -> Embeddings:
+        """The tables at run time, as planned; `more`: other arguments of `meshplan.embedding.Embeddings`.
+
+        Raises ArgumentError where the plan has no tables.
+        """
+        if self.tables is None:
+            raise ArgumentError(
+                "this plan has no embedding tables; name them: mp.plan(..., tables={'path': Table(...)})."
+            )
+        return self.tables.plan.embeddings(optimizer, **more)
 
     # specs and shardings
 
@@ -238,8 +263,12 @@ class Plan:
     # reasons and records
 
     def explain(self, path: str) -> Explanation:
-        """Why an argument (by path or pattern), the "collectives" or the "memory" are as they are; prints as text."""
-        return explain(self.data, path)
+        """Why an argument (by path or pattern), the "collectives" or the "memory" are as they are; prints as text.
+
+        An embedding table goes by its name or by the path of its argument.
+        """
+        line = self.tables.line(path) if self.tables is not None else None
+        return explain(self.data, path) if line is None else line
 
     def diff(self, other: Plan) -> PlanDiff:
         """What another plan does otherwise; `.empty` where nothing."""
@@ -260,7 +289,15 @@ class Plan:
         return logical_axis_rules(self.data)
 
     def save(self, path: str | Path) -> None:
-        """Write the plan as versioned JSON; the file is replaced at once or not at all."""
+        """Write the plan as versioned JSON; the file is replaced at once or not at all.
+
+        Raises ArgumentError for a plan with tables, whose two halves are no one file.
+        """
+        if self.tables is not None:
+            raise ArgumentError(
+                "a plan with embedding tables is two: write plan.embedding.to_json(), which "
+                "mp.embedding.load_embedding_plan reads, and plan the dense part again from it."
+            )
         save(self.data, path)
 
     def html(self, path: str | Path) -> None:
@@ -272,7 +309,8 @@ class Plan:
     def __str__(self) -> str:
         from meshplan.report import plan_doc, text
 
-        return text(plan_doc(self.data))
+        dense = text(plan_doc(self.data))
+        return dense if self.tables is None else f"{dense}\n\n{self.tables.plan}"
 
     # the program behind
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshplan._api._plan import Plan
 from meshplan._options import Options
@@ -26,6 +26,9 @@ from meshplan.plan import (
 )
 from meshplan.program import Call, trace
 
+if TYPE_CHECKING:
+    from meshplan._api._tables import GivenTables
+
 
 def plan(
     step: Callable[..., Any] | Workload,
@@ -39,6 +42,7 @@ def plan(
     static_argnames: str | Sequence[str] = (),
     kwargs: Mapping[str, Any] | None = None,
     options: Options | None = None,
+    tables: GivenTables | None = None,
 ) -> Plan:
     """Choose a mesh shape and a spec for every argument, result and intermediate value of a step.
 
@@ -56,6 +60,9 @@ def plan(
       memory_limit: bytes per device; default: the chip's memory times `options.memory_fraction`.
       donate_argnums, static_argnums, static_argnames: as in `jax.jit`.
       kwargs: keyword arguments of the step.
+      tables: embedding tables among the arguments, {path or pattern: `mp.embedding.Table`}, "find", or
+        `mp.embedding.StepTables`: they are placed by their own planner, in replicas and shards, and the rest of the
+        step is planned on the same mesh (`Plan.embedding`, `Plan.embeddings`).
 
     Returns: a `Plan`, with predicted seconds and bytes.
 
@@ -65,6 +72,10 @@ def plan(
     began = time.perf_counter()
     call = make_call(step, args, donate_argnums, static_argnums, static_argnames, kwargs)
     options = options or Options()
+    if tables is not None:
+        from meshplan._api._tables import plan_with_tables
+
+        return plan_with_tables(call, tables, machine, mesh, pins or {}, memory_limit, options)
     search = make_search(call, machine, pins or {}, memory_limit, options)
     meshes = [fixed_mesh(mesh, search.machine)] if mesh is not None else search.meshes()
     found, tried = search.best(meshes)
@@ -77,6 +88,10 @@ def plan_again(old: Plan, pins: Mapping[str, Any]) -> Plan:
     call = old._need_call()
     began = time.perf_counter()
     together = over(old.pins, pins)
+    if old.tables is not None:
+        from meshplan._api._tables import plan_tables_again
+
+        return plan_tables_again(old, old.tables, together)
     limit = old.data.memory_limit
     search = make_search(call, old.machine, together, limit, old.options)
     meshes = [fixed_mesh(old.given_mesh, search.machine)] if old.given_mesh else search.meshes()

@@ -32,6 +32,8 @@ from meshplan.embedding._serving import serve as serve
 from meshplan.embedding._stats import count_ids as count_ids
 from meshplan.embedding._stats import fit_zipf as fit_zipf
 from meshplan.embedding._stats import hot_rows as hot_rows
+from meshplan.embedding._step_tables import Lookup as Lookup
+from meshplan.embedding._step_tables import StepTables as StepTables
 from meshplan.embedding._table import Collection as Collection
 from meshplan.embedding._table import Groups as Groups
 from meshplan.embedding._table import Placement as Placement

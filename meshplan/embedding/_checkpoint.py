@@ -18,7 +18,8 @@ from meshplan.embedding._runtime_state import BY_DEVICE, EmbeddingState, small_s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTables:
-    """`weights` [rows, dim] by table, `sums` [rows] or [rows, dim] by table and sum; the state's `noise`, `count`."""
+    """`weights` [rows, dim] by table, `sums` [rows] or [rows, dim] by table and sum; `noise` f32 [2, tables], `count`
+    (see `EmbeddingState`). Tables are those of the collection, also where they are kept as hot and cold rows."""
 
     weights: dict[str, np.ndarray]
     sums: dict[str, dict[str, np.ndarray]]
@@ -32,7 +33,7 @@ def to_tables(embeddings: Embeddings, state: EmbeddingState) -> SavedTables:
     Replicas that differ (between two syncs; sums that are not synced) are averaged, in double precision: equal ones
     come out bit-equal. To go on exactly with the same groups and placements, save the state itself.
     """
-    layout, tables = embeddings.layout, embeddings.layout.tables
+    layout, tables, origins = embeddings.layout, embeddings.collection.tables, embeddings.origins
     weights = {t.name: np.zeros((t.rows, t.dim), t.dtype) for t in tables}
     sums: dict[str, dict[str, np.ndarray]] = {t.name: {} for t in tables}
     late = state.late or tuple({} for _ in layout.packs)
@@ -41,14 +42,17 @@ def to_tables(embeddings: Embeddings, state: EmbeddingState) -> SavedTables:
         for name, array in state.sums[n].items():
             held[name] = _replicas(array + late[n][name] if name in late[n] else array)
         for piece in (p for p in layout.pieces if p.pack == n):
-            table = tables[piece.table]
+            owner, first = _whole(embeddings, piece)
+            table = embeddings.collection.by_name[owner]
             for name, found in held.items():
                 rows = found[piece.shard.device][piece.start : piece.start + piece.shard.shape[0]]
                 out = weights[table.name] if not name else sums[table.name].setdefault(
                     name, np.zeros((table.rows, table.dim)[: rows.ndim], np.float32)
                 )  # fmt: skip
-                _part(out, piece)[...] = rows
-    return SavedTables(weights=weights, sums=sums, noise=np.asarray(state.noise), count=int(state.count))
+                _part(out, piece, first)[...] = rows
+    noise, seen = np.zeros((2, len(tables)), np.float32), np.asarray(state.noise)
+    np.add.at(noise.T, [o.table for o in origins], seen.T)
+    return SavedTables(weights=weights, sums=sums, noise=noise, count=int(state.count))
 
 
 def from_tables(embeddings: Embeddings, saved: SavedTables | dict[str, np.ndarray]) -> EmbeddingState:
@@ -58,8 +62,9 @@ def from_tables(embeddings: Embeddings, saved: SavedTables | dict[str, np.ndarra
     """
     layout, optimizer = embeddings.layout, embeddings.optimizer
     if not isinstance(saved, SavedTables):
-        saved = SavedTables(weights=saved, sums={}, noise=np.zeros((2, len(layout.tables)), np.float32), count=0)
-    for table in layout.tables:
+        noise = np.zeros((2, len(embeddings.collection.tables)), np.float32)
+        saved = SavedTables(weights=saved, sums={}, noise=noise, count=0)
+    for table in embeddings.collection.tables:
         found = saved.weights.get(table.name)
         if found is None or found.shape != (table.rows, table.dim):
             shape = "nothing" if found is None else list(found.shape)
@@ -72,7 +77,8 @@ def from_tables(embeddings: Embeddings, saved: SavedTables | dict[str, np.ndarra
             for name, shape in sum_shapes(layout, optimizer, n).items()
         })  # fmt: skip
     late = jax.tree.map(jax.numpy.zeros_like, tuple(sums)) if embeddings.keeps_late_sums else ()
-    small = small_state(len(layout.tables), embeddings.device_mesh, saved.noise, saved.count)
+    noise = saved.noise[:, [o.table for o in embeddings.origins]]
+    small = small_state(len(layout.tables), embeddings.device_mesh, noise, saved.count)
     return EmbeddingState(packs=tuple(packs), sums=tuple(sums), late=late, **small)
 
 
@@ -84,19 +90,29 @@ def _replicas(array: jax.Array) -> np.ndarray:
     return found.astype(np.float64).mean(0).astype(found.dtype)
 
 
-def _part(whole: np.ndarray, piece: Piece) -> np.ndarray:
-    """A piece's part of a table [rows, dim], or of something by row."""
-    rows = whole[piece.shard.row : piece.shard.row_end]
+def _part(whole: np.ndarray, piece: Piece, first: int) -> np.ndarray:
+    """A piece's part of a table [rows, dim], or of something by row; the piece counts rows from `first` on."""
+    rows = whole[first + piece.shard.row : first + piece.shard.row_end]
     return rows if rows.ndim == 1 else rows[:, piece.shard.column : piece.shard.column_end]
 
 
 def _weights(embeddings: Embeddings, saved: SavedTables) -> Callable[[Piece], np.ndarray]:
-    return lambda piece: _part(saved.weights[embeddings.layout.tables[piece.table].name], piece)
+    def read(piece: Piece) -> np.ndarray:
+        table, first = _whole(embeddings, piece)
+        return _part(saved.weights[table], piece, first)
+
+    return read
+
+
+def _whole(embeddings: Embeddings, piece: Piece) -> tuple[str, int]:
+    """The name of the collection's table that a piece is of, and the row of it that the piece counts from."""
+    origin = embeddings.origins[piece.table]
+    return embeddings.collection.tables[origin.table].name, origin.first
 
 
 def _sums(embeddings: Embeddings, saved: SavedTables, name: str) -> Callable[[Piece], np.ndarray | float]:
     def read(piece: Piece) -> np.ndarray | float:
-        table = embeddings.layout.tables[piece.table].name
+        table, first = _whole(embeddings, piece)
         if not saved.sums:
             return embeddings.optimizer.initial_sum
         if name not in saved.sums[table]:
@@ -104,7 +120,7 @@ def _sums(embeddings: Embeddings, saved: SavedTables, name: str) -> Callable[[Pi
                 f"table {table!r}: the saved state has no sum {name!r}, which {type(embeddings.optimizer).__name__} "
                 f"keeps; it has {sorted(saved.sums[table])}. Give the tables alone to start with fresh sums."
             )
-        return _part(saved.sums[table][name], piece)
+        return _part(saved.sums[table][name], piece, first)
 
     return read
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from meshplan.embedding._cost import Pricing
-from meshplan.embedding._table import Groups, Placement, Table
+from meshplan.embedding._table import Collection, Groups, Placement, Table
+
+if TYPE_CHECKING:
+    from meshplan.embedding._optim import RowOptimizer
+    from meshplan.embedding._runtime import Embeddings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +107,32 @@ class EmbeddingPlan:
     @property
     def devices(self) -> int:
         return self.groups.devices
+
+    @property
+    def collection(self) -> Collection:
+        """The tables that were planned, each whole, in their order."""
+        by_hot = {s.hot: s for s in self.splits}
+        cold = {s.cold: t for s in self.splits for t in self.tables if t.name == s.cold}
+        found: list[Table] = []
+        for t in self.tables:
+            if t.name in by_hot:
+                other = cold[by_hot[t.name].cold]
+                rows, hotness = t.rows + other.rows, t.hotness + other.hotness
+                found.append(replace(t, name=by_hot[t.name].table, rows=rows, hotness=hotness))
+            elif t.name not in cold:
+                found.append(t)
+        return Collection(tables=tuple(found))
+
+    def embeddings(self, optimizer: RowOptimizer, **more: Any) -> Embeddings:
+        """The tables at run time, as they are planned; `more`: other arguments of `Embeddings`.
+
+        Ids, features and saved tables are those of `collection`, also where the plan keeps a table as two.
+        """
+        from meshplan.embedding._runtime import Embeddings
+
+        return Embeddings(
+            self.collection, self.placements, self.groups, optimizer=optimizer, splits=self.splits, **more
+        )
 
     def placement(self, table: str) -> Placement:
         """Where a table is; raises ArgumentError for a name that the plan has not."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from meshplan.embedding._cost import GATHERED, Feature, Group, Pricing, options
 from meshplan.embedding._plan_data import Split
+from meshplan.embedding._runtime_split import split_table
 from meshplan.embedding._solve import make_placing
 
 _SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -51,9 +51,8 @@ def divide(feature: Feature, hot_rows: int) -> tuple[Feature, Feature, Split]:
     """The hot and the cold rows of a table as two, and what says so."""
     t = feature.table
     share = float(feature.law.share(0, hot_rows))
-    hot = replace(t, name=f"{t.name}/hot", rows=hot_rows, hotness=t.hotness * share, length=t.bag)
-    cold = replace(t, name=f"{t.name}/cold", rows=t.rows - hot_rows, hotness=t.hotness * (1 - share), length=t.bag)
-    split = Split(table=t.name, hot=hot.name, cold=cold.name, hot_rows=hot_rows, hot_share=share)
+    split = Split(table=t.name, hot=f"{t.name}/hot", cold=f"{t.name}/cold", hot_rows=hot_rows, hot_share=share)
+    hot, cold = split_table(t, split)
     return Feature(table=hot, first=feature.first), Feature(table=cold, first=feature.first + hot_rows), split
 
 

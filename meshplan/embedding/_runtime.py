@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,10 +17,12 @@ from jax.tree_util import register_dataclass
 from meshplan.core import ArgumentError
 from meshplan.embedding import _route as ways
 from meshplan.embedding._optim import RowOptimizer, Sums
+from meshplan.embedding._plan_data import Split
 from meshplan.embedding._route import GROUP, Batch, Route, Sent
 from meshplan.embedding._route_layout import Layout, capacities, make_layout
 from meshplan.embedding._runtime_ids import check_shapes
 from meshplan.embedding._runtime_report import raise_bad_ids, raise_overflow
+from meshplan.embedding._runtime_split import Origin, divided, join_features, origins, split_grads, split_ids
 from meshplan.embedding._runtime_state import (
     BY_BATCH,
     BY_DEVICE,
@@ -77,7 +80,11 @@ class Embeddings:
     loss's gradient) and the replicas' weights are averaged after every `groups.sync_every` updates, as in
     arXiv 2508.03854: with RowSgd and a sync every step that is one device's step on the whole batch. `sync_sums`:
     average the optimizer's sums, too, at once ("exact") or one step late ("late"). `sync_bytes`: of a pack that are
-    averaged at a time; more of them need more memory.
+    averaged at a time; more of them need more memory. `splits`: tables of the collection that the placements keep as
+    two (a plan's `splits`); ids, features, gradients and saved tables stay those of the whole table.
+
+    On CPU hosts wait for every step (`jax.block_until_ready`) or put many into one `lax.scan`: collectives of several
+    steps under way at once take the threads that they wait for each other on, and XLA ends the process.
     """
 
     collection: Collection
@@ -89,6 +96,7 @@ class Embeddings:
     overflow: Overflow = field(default="error", kw_only=True)
     sync_sums: SyncSums = field(default="none", kw_only=True)
     sync_bytes: int = field(default=CHUNK_BYTES, kw_only=True)
+    splits: Sequence[Split] = field(default=(), kw_only=True)
     layout: Layout = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -101,12 +109,18 @@ class Embeddings:
         mesh = embedding_mesh(self.groups) if self.mesh is None else self.mesh
         check_mesh(mesh, self.groups)
         object.__setattr__(self, "mesh", mesh)
-        object.__setattr__(self, "layout", make_layout(self.collection, self.placements, self.groups.shards))
+        kept = divided(self.collection, self.splits)
+        object.__setattr__(self, "layout", make_layout(kept, self.placements, self.groups.shards))
 
     def init(self, key: jax.Array, scale: Mapping[str, float] | None = None) -> EmbeddingState:
         """Fresh tables, uniform within +-scale[table] (default: one over the root of its rows), the same for any
         placement; no device or host ever has more than its own part."""
-        return new_state(key, self.layout, self.optimizer, self.device_mesh, self.keeps_late_sums, scale or {})
+        whole = [self.collection.tables[o.table] for o in self.origins]
+        scale = scale or {}
+        widths = [scale[t.name] if t.name in scale else 1.0 / math.sqrt(t.rows) for t in whole]
+        return new_state(
+            key, self.layout, self.optimizer, self.device_mesh, self.keeps_late_sums, self.origins, widths
+        )
 
     def lookup(
         self, state: EmbeddingState, ids: Mapping[str, Any], weights: Mapping[str, Any] | None = None
@@ -121,7 +135,8 @@ class Embeddings:
         batch = self._batch(ids, weights or {})
         run = self._map(self._lookup, (BY_DEVICE, BY_BATCH, BY_BATCH), BY_BATCH)
         found, residuals = run(state.packs, batch.ids, batch.weights)
-        return {t.name: f for t, f in zip(self.layout.tables, found, strict=True)}, residuals
+        features = {t.name: f for t, f in zip(self.layout.tables, found, strict=True)}
+        return join_features(self.splits, features), residuals
 
     def update(
         self, state: EmbeddingState, residuals: Residuals, grads: Mapping[str, jax.Array],
@@ -131,7 +146,8 @@ class Embeddings:
 
         `grads`: of the mean loss over the whole batch, by feature. `learning_rate` overrides the optimizer's.
         """
-        ordered = tuple(grads[t.name] for t in self.layout.tables)
+        by_table = split_grads(self.splits, grads)
+        ordered = tuple(by_table[t.name] for t in self.layout.tables)
         rate = jnp.float32(self.optimizer.learning_rate if learning_rate is None else learning_rate)
         specs = EmbeddingState(
             packs=BY_DEVICE, sums=BY_DEVICE, late=BY_DEVICE, noise=P(), count=P()  # pyright: ignore
@@ -161,12 +177,12 @@ class Embeddings:
         Reads a few integers from the devices, so it waits for the step that made them.
         """
         size = residuals.ids[0].shape[0] // self.groups.devices
-        raise_bad_ids(self.layout, np.asarray(residuals.bad))
+        raise_bad_ids(self.collection.tables, self.origins, np.asarray(residuals.bad))
         if self.overflow == "error":
             raise_overflow(self.layout, [np.asarray(c) for c in residuals.counts], size, self.capacity)
 
     def moment_scales(self, state: EmbeddingState) -> jax.Array:
-        """The c of every table, f32 [tables], by which squared sums are divided now."""
+        """The c of every table of `layout.tables`, f32 [tables], by which squared sums are divided now."""
         return self._scales(state.noise) * jnp.ones(len(self.layout.tables))
 
     @property
@@ -174,6 +190,11 @@ class Embeddings:
         """The mesh ("replica", "shard") on which the tables lie."""
         assert self.mesh is not None
         return self.mesh
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """Of each table of `layout.tables`: the collection's table that it has rows of."""
+        return origins(self.collection, self.splits)
 
     @property
     def keeps_late_sums(self) -> bool:
@@ -189,10 +210,13 @@ class Embeddings:
             raise ArgumentError(
                 f"ids: a batch of {size} does not split over {self.groups.devices} devices; give a multiple."
             )
+        whole = {t.name: _int32(jnp.asarray(ids[t.name]), t.rows) for t in self.collection.tables}
+        by_table, factors = split_ids(self.splits, whole, weights)
         tables = list(enumerate(self.layout.tables))
-        wide = [_int32(jnp.asarray(ids[t.name]), t.rows).reshape(size, t.bag) for _, t in tables]
-        factors = {i: jnp.asarray(weights[t.name]).reshape(size, t.bag) for i, t in tables if t.name in weights}
-        return Batch(ids=tuple(wide), weights=factors)
+        return Batch(
+            ids=tuple(by_table[t.name].reshape(size, t.bag) for _, t in tables),
+            weights={i: jnp.asarray(factors[t.name]).reshape(size, t.bag) for i, t in tables if t.name in factors},
+        )
 
     def _capacity(self, lane: int, size: int) -> tuple[int, int]:
         return capacities(self.layout, self.layout.lanes[lane], size, self.capacity)

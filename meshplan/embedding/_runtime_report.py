@@ -10,15 +10,17 @@ import numpy as np
 from meshplan.core import ArgumentError
 from meshplan.embedding._route_layout import Lane, Layout, capacities
 from meshplan.embedding._runtime_ids import bad_id_sentence
+from meshplan.embedding._runtime_split import Origin
+from meshplan.embedding._table import Table
 
 
-def raise_bad_ids(layout: Layout, bad: np.ndarray) -> None:
-    """Raises ArgumentError for ids that are no rows: `bad` [devices, tables, 2] says how many, and one of them."""
-    for t, table in enumerate(layout.tables):
+def raise_bad_ids(tables: Sequence[Table], origins: Sequence[Origin], bad: np.ndarray) -> None:
+    """Raises ArgumentError for ids that are no rows: `bad` [devices, kept tables, 2] says how many, and one of them."""
+    for t, origin in enumerate(origins):
         wrong = int(bad[:, t, 0].sum())
         if wrong:
             at = int(np.argmax(bad[:, t, 0] > 0))
-            raise ArgumentError(bad_id_sentence(table, int(bad[at, t, 1]), wrong))
+            raise ArgumentError(bad_id_sentence(tables[origin.table], int(bad[at, t, 1]) + origin.first, wrong))
 
 
 def raise_overflow(layout: Layout, counts: Sequence[np.ndarray], batch: int, factor: float) -> None:

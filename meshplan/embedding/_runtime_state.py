@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from meshplan.core import MeshError
 from meshplan.embedding._optim import RowOptimizer, Sums
 from meshplan.embedding._route import GROUP, REPLICA
 from meshplan.embedding._route_layout import Layout
+from meshplan.embedding._runtime_split import Origin
 from meshplan.embedding._runtime_update import piece_table
 from meshplan.embedding._table import Groups
 
@@ -71,13 +72,14 @@ def sum_shapes(layout: Layout, optimizer: RowOptimizer, pack: int) -> dict[str, 
 
 
 def new_state(
-    key: jax.Array, layout: Layout, optimizer: RowOptimizer, mesh: Mesh, late: bool, scale: Mapping[str, float]
-) -> EmbeddingState:
-    """Entries uniform within +-scale (default: one over the root of the table's rows), the same for any placement."""
+    key: jax.Array, layout: Layout, optimizer: RowOptimizer, mesh: Mesh, late: bool, origins: Sequence[Origin],
+    widths: Sequence[float],
+) -> EmbeddingState:  # fmt: skip
+    """Entries uniform within +-widths[table] of each kept table, the same for any placement and split."""
     numbers = range(len(layout.packs))
 
     def local(key: jax.Array) -> tuple[tuple[jax.Array, ...], tuple[Sums, ...]]:
-        packs = tuple(_uniform(key, layout, n, scale)[None, None] for n in numbers)
+        packs = tuple(_uniform(key, layout, n, origins, widths)[None, None] for n in numbers)
         sums = tuple(
             {k: jnp.full((1, 1, *s), optimizer.initial_sum) for k, s in sum_shapes(layout, optimizer, n).items()}
             for n in numbers
@@ -99,15 +101,18 @@ def small_state(tables: int, mesh: Mesh, noise: np.ndarray | None = None, count:
     return {"noise": jax.device_put(held, whole), "count": jax.device_put(np.int32(count), whole)}
 
 
-def _uniform(key: jax.Array, layout: Layout, pack: int, scale: Mapping[str, float]) -> jax.Array:
+def _uniform(
+    key: jax.Array, layout: Layout, pack: int, origins: Sequence[Origin], widths: Sequence[float]
+) -> jax.Array:
     p, here = layout.packs[pack], jax.lax.axis_index(GROUP)
     held = {k: jnp.asarray(v)[here] for k, v in piece_table(layout, pack).items()}
     rows = jnp.arange(p.rows, dtype=jnp.int32)
     piece = jnp.searchsorted(held["start"], rows, side="right") - 1
     table = held["table"][piece]
-    row = rows - held["start"][piece] + held["row"][piece]
+    row = rows - held["start"][piece] + held["row"][piece] + jnp.asarray([o.first for o in origins], jnp.int32)[table]
     columns = held["column"][piece][:, None] + jnp.arange(p.width, dtype=jnp.int32)
-    half = jnp.asarray([scale.get(t.name, t.rows**-0.5) for t in layout.tables], jnp.float32)[table]
+    half = jnp.asarray(widths, jnp.float32)[table]
+    table = jnp.asarray([o.table for o in origins], jnp.int32)[table]
 
     def entry(table: jax.Array, row: jax.Array, column: jax.Array) -> jax.Array:
         own = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, table), row), column)
